@@ -1,1 +1,1 @@
-"""Ours and its peers on one machine: `make bench`, `make bench-quick`, `make bench-ab`. See docs/benchmarks.md."""
+"""Benchmarks of llamabatch and its peers: `make bench`, `make bench-quick`, `make bench-ab`. See docs/benchmarks.md."""

@@ -1,10 +1,11 @@
-"""The speed of this working tree beside another revision: `make bench-ab REF=HEAD~3`.
+"""Compares the speed of this working tree with that of another revision: `make bench-ab REF=HEAD~3`.
 
     python -m benchmarks.ab REF [--pairs N] [--workload NAME]... [--json FILE]
 
-The other revision is unpacked into the user's cache and runs there: on this environment where it wants the same build
-of llama.cpp, in one of its own otherwise. Both engines are up at once and run the same requests in turn; each pair
-gives a ratio of tokens/s. Printed are the median ratio of this revision over the other and its 95 % bootstrap interval.
+The program unpacks the other revision into the user's cache and runs it there. If both revisions need the same build
+of llama.cpp, the other one runs in this environment, otherwise in an environment of its own. Both engines are loaded at
+once and run the same requests in turn; each pair of runs gives a ratio of tokens/s. The program prints the median ratio
+of this revision over the other and its 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ COMPARED = ("burst", "ragged", "tiny", "burst, hybrid", "one request, hybrid")
 
 
 def unpack(reference: str) -> tuple[str, Path]:
-    """The commit that REF names, and its files in the cache. Raises PeerFailure for one that does not exist."""
+    """Returns the short hash of the commit that REF names, and the folder of its files in the cache.
+
+    Raises PeerFailure if there is no such commit.
+    """
     asked = subprocess.run(
         ["git", "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}"],
         cwd=places.ROOT, capture_output=True, text=True, check=False,
@@ -44,7 +48,7 @@ def unpack(reference: str) -> tuple[str, Path]:
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-            archive.extractall(part)  # our own commit
+            archive.extractall(part)  # safe, since the archive is our own commit
         os.replace(part, folder)
     return commit[:12], folder
 
@@ -64,14 +68,17 @@ sys.exit(None if path.is_file() else sampler.compile_library(path) or None)
 
 
 def compile_sampler(folder: Path, log: Path) -> None:
-    """Compiles the sampler of an unpacked revision, which would use numpy otherwise. Raises PeerFailure."""
+    """Compiles the sampler of an unpacked revision; without it that revision samples with numpy. Raises PeerFailure."""
     if run_logged([sys.executable, "-c", _SAMPLER, folder], log, "compiling its sampler") != 0:
         raise PeerFailure(f"the sampler of the other revision could not be compiled (log: {log})")
 
 
 def interpreter(folder: Path, log: Path) -> Path:
-    """This environment, if that revision wants the same wheel; else one with its own wheel, made once."""
-    older = (folder / "llamabatch" / "native_patches").is_dir()  # before it moved to the top
+    """Returns the Python that runs the other revision: this one if both need the same wheel.
+
+    Otherwise it is the Python of an environment with the other revision's wheel, which is made once.
+    """
+    older = (folder / "llamabatch" / "native_patches").is_dir()  # before native_patches moved to the top folder
     builder = ("llamabatch.native_patches.build", "--print-wheel") if older else ("native_patches.local_wheel",)
     asked = subprocess.run(
         [sys.executable, "-m", *builder], cwd=folder, stdout=subprocess.PIPE, text=True,
@@ -99,7 +106,7 @@ def interpreter(folder: Path, log: Path) -> Path:
 
 
 def sides(reference: str) -> tuple[Side, Side]:
-    """This working tree, and the revision. Raises PeerFailure, SetupFailure."""
+    """Returns this working tree and the other revision as sides. Raises PeerFailure, SetupFailure."""
     commit, folder = unpack(reference)
     log = places.log_folder() / "ab.log"
     compile_sampler(folder, log)

@@ -1,4 +1,4 @@
-"""Ours and its peers, in turn, on one machine: `make bench` and `make bench-quick`; see docs/benchmarks.md.
+"""Measures llamabatch and its peers in turn on one machine: `make bench` and `make bench-quick`; docs/benchmarks.md.
 
 python -m benchmarks.bench [--quick] [--workload NAME]... [--peer NAME]... [--rounds N] [--json FILE] [--plot FILE]
 """
@@ -27,7 +27,7 @@ from llamabatch.planning.machine import Machine
 PEERS = (report.OURS, *report.SERVERS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT)
 QUICK_PEERS = (report.OURS, report.STOCK_BEST, report.PATCHED_BEST, report.LOOP)
 RESULTS = Path(__file__).resolve().parent / "results"
-_WIDTH = 120  # of a table that goes to a file
+_WIDTH = 120  # columns of a table that goes to a file
 
 
 def make_peers(names: Sequence[str], best: Mapping[str, grid.Remembered], quick: bool) -> list[Peer]:
@@ -52,7 +52,7 @@ def quick_workloads() -> list[Workload]:
 def make_setup(
     env: dict[str, str], workloads: Sequence[Workload], peers: Sequence[str], threads: int, timeout_s: float
 ) -> Setup:
-    """Makes the missing models, programs and environments of the peers. A peer without its own fails in its rounds."""
+    """Makes the missing models, programs and environments. A peer whose program cannot be made fails in its rounds."""
     others = {"xllamacpp", "llama-cpp-python server"} & set(peers)
     native = {report.PATCHED, report.PATCHED_BEST, report.LIMIT} & set(peers)
     stock = {report.STOCK, report.STOCK_BEST} & set(peers)
@@ -91,7 +91,7 @@ def main(
     timeout: float, again: bool, seed: int, json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure ours and its peers, alternating, and print medians, ratios and targets."""
-    env = environment(os.environ)  # before llama_cpp is loaded here, which may add to it
+    env = environment(os.environ)  # read first, since loading llama_cpp may add variables
     workloads = [WORKLOADS[name] for name in names] or (quick_workloads() if quick else list(WORKLOADS.values()))
     workloads = [workload.cut() for workload in workloads] if cut else workloads
     peers = peers or (QUICK_PEERS if quick else PEERS)

@@ -1,14 +1,15 @@
-"""Ours beside other engines, loaded together and run in turn: `make bench-peers`; see docs/benchmarks.md.
+"""Measures llamabatch beside other engines, loaded together and run in turn: `make bench-peers`; docs/benchmarks.md.
 
     python -m benchmarks.bench_peers [--model NAME]... [--workload NAME]... [--rounds N] [--minutes N] [--json FILE]
 
-The engines of a workload are up at once. In each round all of them run it, each first in turn, with fresh token ids.
-Beside each figure stands the share of the CPU that other processes took meanwhile; a measurement with more than 2 % is
-made again, up to three times in all (`--attempts`), and the least disturbed one counts. Where a peer cannot read a
-file, the nearest type that it reads takes its place, and the figures name it.
+All engines of a workload are loaded at once. In each round every engine runs the workload with new token ids; the
+engine that runs first changes from round to round. Each figure names the share of the CPU that other processes used
+meanwhile. With more than 2 % the program measures again, up to three times in all (`--attempts`), and counts the least
+disturbed measurement. If a peer cannot read a model's file, it reads a file of the nearest type that it supports, and
+the figures name that file.
 
-The file is kept after each round. Started again, with the same revision, the program goes on where it was stopped, so
-that a run can be cut into pieces of so many `--minutes`.
+The program writes the file of figures after each measurement. A later call of the same revision continues the run, so
+that `--minutes` can cut a run into pieces.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from llamabatch.native_build.tools import main_guard
 from llamabatch.planning.machine import Machine
 
 PEERS = (report.OURS, report.STOCK_BEST, report.OPENVINO, report.OPENVINO_BEST)
-MOST_OTHERS = 2.0  # percent of the CPU
-NEAREST = ("Q4_0", "Q8_0")  # to Q4_K_M
+MOST_OTHERS = 2.0  # percent of the CPU that other processes may use in a measurement
+NEAREST = ("Q4_0", "Q8_0")  # types that OpenVINO reads, the nearest to Q4_K_M first
 
 
 def say(text: str) -> None:
@@ -53,18 +54,21 @@ FILES = {
     "synth 1B": lambda: places.synth_model(say, *places.LARGER),
     "smollm2": lambda: trained.model("smollm2"),
 }
-"""The files of PEER_MODELS, fetched or written at the call unless they are in the cache."""
+"""The files of PEER_MODELS; a call fetches or writes the file unless it is in the cache."""
 
 
 def nearest(model: str) -> Iterator[Path]:
-    """The same model in types that OpenVINO reads, written when they are asked for. The other models are such files."""
+    """Yields files of the same model in types that OpenVINO reads; writes each when the caller asks for it.
+
+    It yields nothing for the other models, since OpenVINO reads their types.
+    """
     if model == "synth 1B":
         for kind in NEAREST:
             yield places.synth_model(say, kind, places.LARGER[1])
 
 
 class Engines:
-    """The engines of a workload, loaded and warm; those that fail stand in `failures`."""
+    """The engines of a workload, loaded and warm. `failures` names the reason for each engine that did not load."""
 
     def __init__(
         self, peers: Sequence[Opens], setup: Setup, workload: Workload, rng: random.Random, attempts: int
@@ -97,10 +101,10 @@ class Engines:
             return
 
     def measure(self, name: str, seed: str) -> Result:
-        """The least disturbed of some measurements, the last of which was not disturbed. Raises PeerFailure."""
+        """Measures until one measurement is not disturbed; returns the least disturbed one. Raises PeerFailure."""
         found: list[Result] = []
         for attempt in range(self._attempts):
-            rng = random.Random(f"{seed}-{attempt}")  # nothing of an attempt before is in caches
+            rng = random.Random(f"{seed}-{attempt}")  # new token ids, so that no prefix is cached
             found.append(measure_once(self.sessions[name], self.setups[name], self._workload, rng))
             if (found[-1].others_cpu_percent or 0.0) <= MOST_OTHERS:
                 break
@@ -113,7 +117,7 @@ class Engines:
 
 
 def known_series(document: dict[str, Any]) -> dict[tuple[str, str], Series]:
-    """The series of a file, by workload and peer, so far as its rounds tell."""
+    """Returns the series of a file by workload and peer, with the figures that its rounds record."""
     known: dict[tuple[str, str], Series] = {}
     for row in document.get("series", []):
         series = Series(row["peer"], row["workload"], failure=row["failure"])
@@ -133,7 +137,7 @@ def run(
     setup: Setup, workload: Workload, peers: Sequence[Opens], known: dict[tuple[str, str], Series], rounds: int,
     deadline: float, keep: Callable[[], None], attempts: int = 3,
 ) -> None:  # fmt: skip
-    """The rounds of a workload that are missing, until `deadline` of time.monotonic()."""
+    """Runs the missing rounds of a workload, until `deadline` of time.monotonic()."""
     rows = [known.setdefault((workload.name, peer.name), Series(peer.name, workload.name)) for peer in peers]
     first = min((len(row.results) for row in rows if row.failure is None), default=rounds)
     if first >= rounds or time.monotonic() > deadline:

@@ -1,11 +1,11 @@
-"""Large bodies at once, and how long the server is silent for everybody else.
+"""Sends many large bodies at once, and measures how long the server answers nobody else.
 
     python -m benchmarks.bodies [--count 30] [--megabytes 18] [--rounds 3] [--json FILE]
 
-A process of its own sends the bodies to `llamabatch serve` with the bundled model, all at once, while another asks
-`/livez` a hundred times a second: with an idle engine, and with one whose slots all generate. Of each kind of body: the
-longest answer of /livez, the peak of the server's own process over its memory before (the engine is a child of it), and
-the statuses that the senders got.
+A child process sends all bodies at once to `llamabatch serve` with the bundled model. Meanwhile this process asks
+`/livez` a hundred times a second, first with an idle engine, then with an engine whose slots all generate. The figures
+of each kind of body are the longest wait for /livez, the growth of the server process's memory (without its child, the
+engine) up to its peak, and the statuses that the senders got.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from llamabatch.server.options import ServerOptions
 
 RESULTS = Path(__file__).resolve().parent / "results" / "bodies.json"
 MOST_MS = {"idle": 100, "busy": 250}
-"""Of an answer of /livez."""
+"""The longest allowed wait for an answer of /livez, in ms, by the state of the engine."""
 MOST_GROWTH_MB = 200
 _TEXT = "Once upon a time there was a little girl. "
 _SLOTS = 4
 _EACH_S = 0.01
 
-# PORT PATH COUNT FILE: sends the file COUNT times at once, and prints how often each status came
+# HOST PORT PATH COUNT FILE: sends the file COUNT times at once, and prints how often each status came
 _SENDER = """
 import collections, concurrent.futures, http.client, json, sys
 host, port, path, count, file = sys.argv[1:]
@@ -66,7 +66,7 @@ with concurrent.futures.ThreadPoolExecutor(int(count)) as senders:
 
 
 def kinds(size: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Paths and bodies of about `size` bytes."""
+    """Returns a path and a body of about `size` bytes for each kind of body."""
     chat, text = "/v1/chat/completions", "/v1/completions"
     user = {"role": "user", "content": "hello"}
     schema = {"type": "object", "properties": {f"n{i}": {"type": "string"} for i in range(size // 30)}}
@@ -86,7 +86,7 @@ def kinds(size: int) -> dict[str, tuple[str, dict[str, Any]]]:
 
 @contextlib.contextmanager
 def generating(port: int, count: int) -> Iterator[None]:
-    """So many clients that ask for long answers, one after another, until the body is left."""
+    """Runs `count` clients until the `with` block ends; each asks for long answers, one after another."""
     is_over = threading.Event()
     body = json.dumps({"prompt": "Once upon", "max_tokens": 1500, "ignore_eos": True, "stream": True})
 
@@ -112,14 +112,14 @@ def generating(port: int, count: int) -> Iterator[None]:
 
 
 def memory(server: Server, key: str) -> float:
-    """MB of the server's own process."""
+    """Returns a figure of /proc (VmRSS, VmHWM) for the server's own process, in MB."""
     status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
     return float(status.split(f"{key}:")[1].split()[0]) / 1000
 
 
 def measure(server: Server, path: str, body: bytes, count: int) -> dict[str, Any]:
-    """One kind, once."""
-    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # VmHWM begins anew
+    """Sends one kind of body `count` times at once and returns its figures."""
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = memory(server, "VmRSS")
     with tempfile.NamedTemporaryFile() as file:
         file.write(body)

@@ -1,10 +1,11 @@
-"""An engine beside busy processes: with one thread, with all, and with as many as it chooses by the times of its steps.
+"""Measures an engine beside busy processes: with one thread, with all threads, and with the number that it chooses.
 
     python -m benchmarks.busy [--model NAME]... [--neighbours N]... [--rounds N] [--json FILE]
 
-The three are up at once and run a burst of 32 requests in turn, each first in turn, beside so many processes that want
-a whole core. Bursts go on for some seconds before the first one that counts, so that the times of steps are known. Of
-the figures of all rounds the median counts, and that of the engine that chooses stands over the better of both others.
+The third engine chooses its number of threads by the times of its steps. All three engines are loaded at once. They run
+a burst of 32 requests in turn, beside N processes that each want a whole core; the engine that runs first changes from
+round to round. Each engine runs bursts for some seconds before the first round, so that the times of its steps are
+known. The median of all rounds counts. The ratio is the third engine's median over the better one of the two others.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from llamabatch.planning.machine import Machine
 
 MODELS = {"tiny": "tiny", "0.5B": "synth", "1B": "synth 1B"}
 ONE, ALL, CHOSEN = "one thread", "all threads", "chosen"
-LEAST = 0.9  # of the better of one thread and all
+LEAST = 0.9  # least ratio of CHOSEN to the better of ONE and ALL
 LEARN_S = 5.0
 
 
@@ -50,7 +51,7 @@ def start(name: str, setup: Setup, workload: Workload) -> ChildSession:
 
 
 def measure(setup: Setup, workload: Workload, n: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of each way, round by round, beside `n` busy processes."""
+    """Returns tokens/s of each engine, round by round, beside `n` busy processes."""
     rng = random.Random(f"busy-{workload.model}-{n}")
     found: dict[str, list[float]] = {name: [] for name in (ONE, ALL, CHOSEN)}
     with contextlib.ExitStack() as stack:

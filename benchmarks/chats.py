@@ -1,12 +1,12 @@
-"""Second turns of more chats than slots, with `cache_ram` and without, and of an engine that was killed meanwhile.
+"""Measures second turns of more chats than slots, with and without `cache_ram`, and after the engine was killed.
 
     python -m benchmarks.chats [--chats 64] [--tokens 2000] [--slots 8] [--turns 2] [--json FILE]
 
-Each chat is one of random tokens; each turn adds 48 of a question and 16 of an answer. As many callers as slots ask for
-the next turn of chats in random order, each for one at a time. The model is the 0.5B shape of llamabatch synth. Of the
-turns after the first: tokens that were computed for a prompt, beside those that are new, and the time from the call to
-the first token. "killed": the engine's process is killed (SIGKILL) before the second turns, some seconds after the
-first ones, as people read an answer; with `cache_disk` and without.
+Each chat consists of random tokens; each turn adds 48 tokens of a question and 16 of an answer. There are as many
+callers as slots; they ask for the next turn of the chats in random order, each for one chat at a time. The model is the
+0.5B shape of llamabatch synth. The figures of the turns after the first are the computed prompt tokens over the new
+ones, and the time from the call to the first token. In the cases "killed", SIGKILL ends the engine's process before
+each later turn, some seconds after the turn before, with `cache_disk` and without.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READING_S = 3.0
 
 
 def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **options: Any) -> dict[str, Any]:
-    """Figures of the turns after the first, of one engine with these options."""
+    """Returns the figures of the turns after the first, for one engine with these options."""
     rng = random.Random(f"chats-{chats}-{tokens}")
     texts = [[rng.randrange(1000, 100_000) for _ in range(tokens)] for _ in range(chats)]
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
@@ -52,7 +52,7 @@ def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **opti
                 if turn:
                     first_s.append(output.timings.ttft_s or 0.0)
                     computed.append(len(texts[chat]) - output.num_cached_tokens)
-                    new.append(QUESTION + 1)  # and the last token of the answer before, which had no cells yet
+                    new.append(QUESTION + 1)  # 1: the last token of an answer is not in the cache
                 texts[chat] += [*output.token_ids, *(rng.randrange(1000, 100_000) for _ in range(QUESTION))]
         stats, cache_ram = llm.stats(), llm.plan.config.cache_ram
     return {
@@ -67,7 +67,7 @@ def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **opti
 
 
 def _kill(llm: LLM) -> None:
-    """Ends the engine's process as a crash does; another one has taken its place when this returns."""
+    """Kills the engine's process, as a crash would; returns when a new process has replaced it."""
     time.sleep(READING_S)
     restarts = llm.stats().restarts
     os.kill(llm._client.pids[0], signal.SIGKILL)

@@ -1,20 +1,21 @@
-"""How near each type of weights is to F32 with our build of llama.cpp and with stock, on a trained model.
+"""Measures how near each type of weights is to F32, with our build of llama.cpp and with stock, on a trained model.
 
     python -m benchmarks.closeness [smollm2|gemma3] [--types Q8_0,Q4_K_M] [--kilobytes N] [--json FILE]
 
-The measure is that of `llama-perplexity --kl-divergence`: text in chunks of 512 tokens, of which the second half
-counts; for each of its tokens the KL divergence of the probabilities from those of the F32 model (stock computes
-these), whether the likeliest token is the same, and the loss. A prompt is one pass; the first chunks are computed
-again as generated text is, eight side by side and one token of each a step, since few rows have kernels of their own.
+The method is that of `llama-perplexity --kl-divergence`: the text is cut into chunks of 512 tokens, and the second half
+of each chunk counts. Each token of that half gives the KL divergence of its probabilities from those of the F32 model
+on stock, whether the likeliest token is the same, and the loss. "prompt" computes a chunk in one pass. "rows" computes
+the first eight chunks side by side, one token of each in a step, as generated text is, since steps with few rows use
+other kernels.
 
-The rule: the mean divergence is at most 1.05 times stock's, or both are below 0.001; the likeliest token is that of
-F32 no more seldom than with stock, and the loss no higher, both within three standard errors of the paired
-differences. Of the tail: quantiles, and the share of 1,000 random exchanges of ours with stock's, row by row, in which
-the 99.9 % quantiles are at least as far apart.
+The rule: the mean divergence is at most 1.05 times stock's, or both are below 0.001. The likeliest token equals that of
+F32 no less often than with stock, and the loss is no higher, both within three standard errors of the paired
+differences. Two figures describe the tail: the quantiles of the divergence; and the share of 1,000 random swaps of rows
+between ours and stock in which the 99.9 % quantiles are at least as far apart.
 
-The text is the documentation of this checkout. `--answers` asks questions in place of all this, greedily, and counts
-the answers that are stock's to the last token, and of the others those that part where the two best logits are nearly
-equal.
+The text is the documentation of this checkout. With `--answers`, the program instead asks questions with greedy
+decoding. It counts the answers that equal stock's to the last token, and those of the others that first differ where
+the two best logits are nearly equal.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ TYPES = (
     *("IQ4_NL", "IQ4_XS"),
 )
 CHUNK, FIRST = 512, 256
-SIDE_BY_SIDE, STEPS = 8, 255  # with fewer rows the ratio of two means is chance: 1.07 of 512 rows, 0.98 of 2,040
-MOST = 1.05  # times stock's divergence
-ALIKE = 1e-3  # a mean divergence below which none is worse than the other
-ERRORS = 3.0  # standard errors
+SIDE_BY_SIDE, STEPS = 8, 255  # with fewer rows chance decides the ratio: 1.07 with 512 rows, 0.98 with 2,040
+MOST = 1.05  # largest ratio of our mean divergence to stock's
+ALIKE = 1e-3  # two mean divergences below this count as equal
+ERRORS = 3.0  # standard errors by which ours may be worse than stock
 TIMEOUT_S = 3600.0
-NEAR = 0.15  # logits; the bound of docs/design/sampling-and-equality.md
+NEAR = 0.15  # largest gap of two logits that counts as a tie; the bound of docs/design/sampling-and-equality.md
 LENGTH = 64  # tokens of an answer, at most
 QUESTIONS = (
     "What is the capital of France?",
@@ -80,13 +81,13 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 def text(n_bytes: int) -> str:
-    """The documentation, from its beginning."""
+    """Returns the first `n_bytes` bytes of the documentation."""
     parts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
     return "\n".join(parts).encode()[:n_bytes].decode(errors="ignore")
 
 
 def chunks_of(path: Path, n_bytes: int) -> list[list[int]]:
-    """Whole chunks of the text; each begins with BOS where the model's texts do."""
+    """Returns the whole chunks of the text. Each begins with BOS if the model has that token."""
     model = Model(path, EngineConfig(str(path)), vocab_only=True)
     try:
         tokens = model.tokenize(text(n_bytes), add_special=False)
@@ -98,7 +99,7 @@ def chunks_of(path: Path, n_bytes: int) -> list[list[int]]:
 
 
 class Side:
-    """One library with one model."""
+    """A child program with one library, ours or stock, and one model."""
 
     def __init__(self, is_stock: bool, path: Path, threads: int) -> None:
         name = "stock" if is_stock else "ours"
@@ -115,7 +116,7 @@ class Side:
         self._program.ask({"chunks": chunks, "first": FIRST, "keep": str(path)}, TIMEOUT_S)
 
     def compare(self, chunks: Sequence[Sequence[int]], base: Path, rows: int = 0) -> dict[str, Any]:
-        """As programs/logits.py; as arrays."""
+        """Compares with `base` as programs/logits.py describes; returns each figure as an array."""
         shape = (len(chunks), len(chunks[0]) - 1 - FIRST, self.n_vocab)
         asked = [chunk[: FIRST + STEPS + 1] for chunk in chunks[:SIDE_BY_SIDE]] if rows else chunks
         message = {"chunks": asked, "first": FIRST, "base": str(base), "shape": shape, "base_first": FIRST}
@@ -130,7 +131,7 @@ class Side:
 
 
 def answers(path: Path, threads: int) -> dict[str, Any]:
-    """Greedy answers of both to QUESTIONS, through the model's chat template."""
+    """Returns the greedy answers of ours and of stock to QUESTIONS, asked through the model's chat template."""
     model = Model(path, EngineConfig(str(path)), vocab_only=True)
     sides: list[Side] = []
     try:
@@ -160,7 +161,7 @@ def answers(path: Path, threads: int) -> dict[str, Any]:
 
 
 def verdict(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """The figures of both, of the same rows, and whether the rule holds."""
+    """Returns the figures of ours and of stock for the same rows, and whether the rule holds."""
     n = len(ours["losses"])
     loss, same = ours["losses"] - theirs["losses"], ours["same"] - theirs["same"]
     loss_error, same_error = (float(each.std() / np.sqrt(n)) for each in (loss, same))
@@ -190,7 +191,7 @@ def verdict(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_chance(ours: Any, theirs: Any, q: float = 0.999, n: int = 1000) -> float:
-    """The share of exchanges in which the quantiles are at least as far apart as they are."""
+    """Returns the share of `n` random swaps of rows that move the `q` quantiles at least as far apart as measured."""
     rng = np.random.default_rng(0)
     seen = abs(np.quantile(ours, q) - np.quantile(theirs, q))
     pairs = np.stack([ours, theirs])

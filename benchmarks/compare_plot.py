@@ -21,7 +21,7 @@ PICTURE = ROOT / "docs" / "images" / "compare.png"
 
 
 def report(document: Mapping[str, Any]) -> Report:
-    """The parts of a comparison that its picture shows, from its JSON document."""
+    """Returns the parts of a comparison that its picture shows, read from the comparison's JSON document."""
     machine, workload = document["machine"], document["workload"]
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     parts = {

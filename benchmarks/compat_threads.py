@@ -2,10 +2,11 @@
 
     python -m benchmarks.compat_threads --json benchmarks/results/compat-threads.json
 
-The script is the same but for the import and the lock: each thread takes the next prompt and calls the model, with the
-defaults of llama_cpp.Llama for all that is not said. llama_cpp.Llama is measured with its default number of threads,
-half of the cores, and with all of them; both run the same build of llama.cpp. The bundled model answers questions in
-chats; the model of random weights continues texts. The ratio is that of the medians of completion tokens/s.
+Both scripts differ only in the import and the lock. Each thread takes the next prompt and calls the model; options that
+the script does not set have the defaults of llama_cpp.Llama. llama_cpp.Llama is measured with its default number of
+threads, half of the cores, and with all cores. Both libraries run the same build of llama.cpp. The bundled model
+answers questions in chats; the model of random weights continues texts. The ratio compares the medians of completion
+tokens/s.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ Script = Callable[[Any, str], dict[str, Any]]
 
 
 def chat(llama: Any, prompt: str) -> dict[str, Any]:
-    """One call on the bundled model."""
+    """Makes one call to the bundled model."""
     answer: dict[str, Any] = llama.create_chat_completion([{"role": "user", "content": prompt}], max_tokens=32)
     return answer
 
 
 def complete(llama: Any, prompt: str) -> dict[str, Any]:
-    """One call on the model of random weights."""
+    """Makes one call to the model of random weights."""
     answer: dict[str, Any] = llama(prompt, max_tokens=32)
     return answer
 
@@ -63,8 +64,8 @@ def tokens_per_s(script: Script, llama: Any, lock: Any, prompts: list[str], thre
 
 
 def measure(path: Path, script: Script, prompts: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of each side, round by round; each begins a round in turn."""
-    import llama_cpp  # the peer; its low-level part is what llamabatch runs
+    """Returns tokens/s of each side, round by round; in each round another side runs first."""
+    import llama_cpp  # the peer; llamabatch uses only its low-level part
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, list[float]] = {OURS: [], LOCKED: [], LOCKED_ALL: []}
@@ -76,7 +77,7 @@ def measure(path: Path, script: Script, prompts: list[str], threads: int, rounds
         ours = stack.enter_context(Llama(str(path), verbose=False))
         sides: list[tuple[str, Any, Any]] = [(OURS, ours, contextlib.nullcontext())]
         sides += [(name, each, threading.Lock()) for name, each in zip((LOCKED, LOCKED_ALL), theirs, strict=True)]
-        for _, llama, lock in sides:  # grows contexts, builds graphs
+        for _, llama, lock in sides:  # warm-up: the first calls grow contexts and build graphs
             tokens_per_s(script, llama, lock, prompts[:4], threads)
         for number in range(rounds):
             for name, llama, lock in (*sides[number % 3 :], *sides[: number % 3]):

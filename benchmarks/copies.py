@@ -1,11 +1,12 @@
-"""What prefixes that slots copy cost beside another build of llama.cpp: native_patches/0013.
+"""Measures the cost of prefixes that slots copy, beside another build of llama.cpp: native_patches/0013.
 
     python -m benchmarks.copies REF [--starts 3] [--rounds 4] [--json FILE]
 
-Both sides run this tree, strategy batched; the other one on the llama.cpp that the revision REF builds, from the cache
-or built now. 6ae7f06~1 is the one before copies of used cells. Both engines are up at once and run the same requests
-in turn: 32 that begin with the same tokens, which are others in each round. The first round of an engine is apart,
-since slots are written for the first time there; one short request went before it and has touched the weights.
+Both sides run this tree with strategy batched. The other side uses the llama.cpp that the revision REF builds, from the
+cache or built now. 6ae7f06~1 is the last revision that copies whole slots, not only used cells. Both engines are loaded
+at once and run the same requests in turn: 32 requests that begin with the same tokens, other tokens in each round. The
+first round of an engine is reported separately, since it writes the slots for the first time. One short request runs
+before it, so that the weights are in memory.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ WORKLOADS = (
     Workload("512 tokens in slots of 768", "synth", (Shape(544, 16),) * N_SLOTS, n_ctx=768, shared=512),
 )
 BUNDLED = Workload("the bundled prompts", "tiny", (Shape(64, 32),) * N_SLOTS, n_ctx=512)
-"""Its shapes are those of the warm-up; the jobs are the prompts of llamabatch compare."""
+"""Only the warm-up uses these shapes; the jobs are the prompts of llamabatch compare."""
 
 _MIB = 2**20
 _TIMEOUT_S = 600.0
-_GENERATED = 32  # of a bundled prompt
+_GENERATED = 32  # tokens for each bundled prompt
 
 Jobs = Callable[[], list[Job]]
 
 
 def sides(reference: str) -> tuple[Side, Side]:
-    """This tree on this environment, and on that of the revision. Raises PeerFailure, SetupFailure."""
+    """Returns this tree in this environment, and this tree in the revision's. Raises PeerFailure, SetupFailure."""
     commit, folder = ab.unpack(reference)
     python = ab.interpreter(folder, places.log_folder() / "copies.log")
     if python == Path(sys.executable):
@@ -62,7 +63,7 @@ def sides(reference: str) -> tuple[Side, Side]:
 
 
 def measure(setup: Setup, workload: Workload, pair: Sequence[Side], starts: int, rounds: int, jobs: Jobs) -> Any:
-    """Seconds and resident MiB of each side, by start and round; both change places in each."""
+    """Returns milliseconds and resident MiB of each side, by start and round. The order of the sides alternates."""
     found: dict[str, list[list[dict[str, float]]]] = {side.name: [] for side in pair}
     rng = random.Random(f"copies-{workload.name}")
     for start in range(starts):
@@ -85,10 +86,10 @@ def measure(setup: Setup, workload: Workload, pair: Sequence[Side], starts: int,
 
 
 def summary(found: dict[str, list[list[dict[str, float]]]]) -> dict[str, Any]:
-    """Medians of the first rounds and of the memory after them, and the other side's time over ours, round by round.
+    """Returns medians of time and memory of the first rounds, and the median ratios of the other side's time to ours.
 
     Args:
-        found: as of `measure`, ours first; at least two rounds.
+        found: result of `measure` with at least two rounds, ours first.
     """
     ours, other = found.values()
     later = [

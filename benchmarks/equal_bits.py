@@ -1,9 +1,9 @@
-"""The bits of logits alone and in random company: what `benchmarks/equality.py --bits` counts.
+"""Compares logits bit by bit between requests that run alone and together: `benchmarks/equality.py --bits`.
 
-A small random model of each type has heads of 64 elements, four query heads to a KV head, and a vocabulary that leaves
-rows over in every kernel; other shapes are those of llamabatch synth. Each request runs alone in a sequential engine,
-and with all others of its round in an engine whose strategy, slots, chunks, threads and caches are drawn by lot. Rows
-of logits are compared as bytes.
+The small random model of each type has heads of 64 elements, four query heads for each KV head, and a vocabulary that
+leaves a remainder of rows in every kernel. Other shapes come from llamabatch synth. Each request runs alone in a
+sequential engine, and with all others of its round in an engine with random strategy, slots, chunks, threads and
+caches. Rows of logits are compared as bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Digests:
 
 
 def digests(llm: LLM, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[bytes]]:
-    """The digests of the sampled rows of each prompt, all in one call; greedy, so that equal rows go on alike."""
+    """Returns the digests of the sampled rows of each prompt.
+
+    All prompts run in one call. Decoding is greedy, so that equal rows lead to equal next tokens.
+    """
     found = [Digests() for _ in prompts]
     params = [
         SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, logits_processors=[each])
@@ -66,12 +69,12 @@ def digests(llm: LLM, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) 
 
 
 def alone(llm: LLM, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[bytes]]:
-    """As `digests`, each prompt in a call of its own."""
+    """Returns what `digests` returns, but runs each prompt in a call of its own."""
     return [digests(llm, [prompt], [length])[0] for prompt, length in zip(prompts, lengths, strict=True)]
 
 
 def requests(seed: int, number: int, n_vocab: int) -> tuple[list[list[int]], list[int]]:
-    """Prompts of 3 to 500 tokens, some of which begin alike, and numbers of tokens to generate."""
+    """Returns prompts of 3 to 570 tokens, some with a common beginning, and numbers of tokens to generate."""
     rng = random.Random(seed)
     shared = [rng.randrange(300, n_vocab - 300) for _ in range(60)]
     prompts, lengths = [], []
@@ -84,7 +87,7 @@ def requests(seed: int, number: int, n_vocab: int) -> tuple[list[list[int]], lis
 
 
 def company(seed: int) -> dict[str, Any]:
-    """Options of an engine, drawn by lot."""
+    """Returns random options of an engine."""
     rng = random.Random(seed)
     return {
         "strategy": rng.choice(["batched", "batched", "static", "length-sorted", "interleaved"]),
@@ -101,14 +104,14 @@ def company(seed: int) -> dict[str, Any]:
 
 @dataclass
 class Count:
-    """What was compared: requests and rows, and of these the requests with a row of other bits."""
+    """Numbers of compared requests and rows, and in `differ` the number of requests with a row whose bits differ."""
 
     requests: int = 0
     rows: int = 0
     differ: int = 0
 
     def add(self, wanted: list[list[bytes]], got: list[list[bytes]]) -> None:
-        """Adds requests. The rows behind the first that differs belong to another text and do not count."""
+        """Adds requests. Rows after the first one that differs belong to another text and do not count."""
         for one, other in zip(wanted, got, strict=True):
             same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
             self.requests += 1
@@ -117,7 +120,7 @@ class Count:
 
 
 def quantised(source: Path, path: Path, kind: str) -> Path:
-    """The model of `source`, with all matrices in the type `kind`, one of TYPES."""
+    """Writes the model of `source` to `path`, with all matrices in the type `kind`, one of TYPES; returns `path`."""
     lib = library.load()
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.pure, params.quantize_output_tensor = TYPES[kind], True, True
@@ -127,13 +130,14 @@ def quantised(source: Path, path: Path, kind: str) -> Path:
 
 
 def shape_of(name: str) -> Shape:
-    """SHAPE, or one of llamabatch synth."""
+    """Returns SHAPE, or a shape of llamabatch synth."""
     return SHAPE if name == SMALL else SHAPES[name]
 
 
 def model_of(folder: Path, shape: str, kind: str) -> Path:
-    """A shape in a type, written once. Matrices whose columns a type does not take are in the one that llama.cpp
-    takes instead, as are 896 columns in Q4_K.
+    """Returns the file of a shape in a type; writes the file if it is missing.
+
+    If the type does not allow a matrix's number of columns (such as 896 in Q4_K), llama.cpp chooses another type.
     """
     source, path = folder / f"{shape}-F16.gguf", folder / f"{shape}-{kind}.gguf"
     if not source.exists():
@@ -144,16 +148,16 @@ def model_of(folder: Path, shape: str, kind: str) -> Path:
 def count(
     model: Path, n_vocab: int, number: int, kept: dict[str, Any], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Goes on where `kept` stopped, round by round, until `number` requests are counted.
+    """Continues from `kept`, round by round, until `number` requests are counted.
 
     Args:
-        n_vocab: of the model, for the ids of prompts.
+        n_vocab: size of the model's vocabulary, for random prompts.
         kept: a former result, or {}.
         save: called with the result after each round.
     """
     total = Count(kept.get("requests", 0), kept.get("rows", 0), kept.get("differ", 0))
     result = dict(kept)
-    # One thread, since two of them wait for each other on a machine with other work; the company draws its number.
+    # One thread: two would wait for each other on a busy machine. `company` draws the other engine's threads.
     with LLM(str(model), strategy="sequential", n_ctx=1024, cache_prefix=False, n_threads=1) as one:
         while total.requests < number:
             seed = total.requests
@@ -168,7 +172,7 @@ def count(
 
 
 def load(path: Path | None) -> dict[str, Any]:
-    """A former document, or {}."""
+    """Returns the document of an earlier run, or {} if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
 
 

@@ -4,12 +4,12 @@
     python -m benchmarks.equality -n 2000 --json benchmarks/results/equality-tiny.json
     python -m benchmarks.equality --bits -n 10000 --json benchmarks/results/equal-bits.json
 
-With --bits: the bits of logits alone and in random company, for each type of weights (benchmarks/equal_bits.py). It
-goes on where the JSON file stopped, unless that is of another build of llama.cpp. Without:
+With --bits, the program compares the bits of logits of requests that run alone and together, for each type of weights
+(benchmarks/equal_bits.py). It continues the JSON file if that file has the same versions and environment.
 
-Random token ids of the vocabulary, where the model is least sure, and the held-out questions, the usual input. Each
-prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap
-sets the bound of the rule of equality (docs/design/sampling-and-equality.md, tests/model/conftest.py).
+Without --bits, the prompts are random token ids, where the model is least sure, and the held-out questions, the usual
+input. Each prompt runs alone in a sequential engine first; then all prompts run together in each of WAYS. The largest
+gap sets the bound of the rule of equality (docs/design/sampling-and-equality.md, tests/model/conftest.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from llamabatch.tools.synth import SHAPES
 
 HELDOUT = Path(__file__).parents[1] / "models" / "tiny" / "heldout.jsonl"
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
-SWITCHES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # of kernels
+SWITCHES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables that choose kernels
 WAYS: dict[str, dict[str, object]] = {
     "interleaved, 16 slots": {"strategy": "interleaved", "n_slots": 16},
     "batched, 4 slots": {"strategy": "batched", "n_slots": 4},
@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 def prompts(kind: str, n: int, llm: LLM, size: int) -> list[list[int]]:
-    """n lists of token ids; `size` is that of the vocabulary."""
+    """Returns n lists of token ids; `size` is the size of the vocabulary."""
     rng = random.Random(7)
     if kind == "random ids":
         return [[rng.randrange(300, size - 300) for _ in range(rng.randrange(4, 200))] for _ in range(n)]
@@ -67,7 +67,7 @@ def prompts(kind: str, n: int, llm: LLM, size: int) -> list[list[int]]:
 
 
 class LogitGap:
-    """The distance between the two best logits after a text, computed alone."""
+    """Computes the distance between the two best logits after a text that runs alone."""
 
     def __init__(self, adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> None:
         config = EngineConfig("tiny", n_slots=1)
@@ -99,13 +99,13 @@ class LogitGap:
 
 
 def parting(one: RequestOutput, other: RequestOutput) -> int:
-    """Index of the first output token in which they differ."""
+    """Returns the index of the first output token in which both outputs differ."""
     pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one.token_ids), len(other.token_ids)))
 
 
 def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -> list[float]:
-    """One figure for each pair of outputs that differ."""
+    """Returns the gap of the two best logits where the texts part, for each pair of outputs that differ."""
     found = []
     for one, other in zip(got, wanted, strict=True):
         if one.token_ids != other.token_ids:
@@ -114,7 +114,7 @@ def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -
 
 
 def count_bits(number: int, json_path: Path | None, shape: str, types: list[str], folder: Path) -> None:
-    """Counts for each type until `number` requests are counted, and prints a table."""
+    """Compares `number` requests for each type of weights, and prints a table."""
     now = facts.facts(facts.command_line("python -m benchmarks.equality"))
     now["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     kept = equal_bits.load(json_path)

@@ -1,13 +1,13 @@
-"""lm_eval's requests over llamabatch and over its own `gguf` backend, requests a second: `make test-scale` brings both.
+"""Requests a second of lm_eval with llamabatch and with lm_eval's own `gguf` backend. `make test-scale` installs both.
 
     .venv-scale/bin/python -m pip install fastapi uvicorn sse-starlette starlette-context pydantic-settings
     .venv-scale/bin/python -m benchmarks.evaluation model.gguf [--questions 32] [--backend-questions 1] [--json FILE]
 
-The backend asks llama-cpp-python's server, started here with the same threads and flash attention, one request after
-another. Both score the same questions, each with three endings, and generate the same texts greedily.
+The backend sends one request after another to llama-cpp-python's server. This program starts that server with the same
+threads and flash attention. Both backends score the same questions, each with three endings, and generate greedily.
 
-The server sorts the whole vocabulary in Python for each token of a prompt that is scored: with 151,936 tokens in it, a
-question's ending takes half a minute, so give `--backend-questions 1` with such a model.
+The server sorts the whole vocabulary in Python for each prompt token that it scores. With a vocabulary of 151,936
+tokens, one ending takes half a minute, so give `--backend-questions 1` with such a model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 N_SLOTS = 32
 ENDINGS = (" a small house by the river", " the king of a far land", " nothing that anyone had seen")
 SUBJECTS = ("girl", "boy", "dog", "cat", "bird", "fish", "fox", "bear")
-GENERATED = 16  # what the server generates where a request names no number, as the backend's does not
+GENERATED = 16  # tokens; the server's default, since the backend's requests name no number
 _START_S = 300
 
 
 def requests(n: int) -> dict[str, list[Any]]:
-    """lm_eval's requests of each kind: three of "loglikelihood" and one of "generate_until" for each question."""
+    """Returns lm_eval's requests by kind: three "loglikelihood" and one "generate_until" for each question."""
     from lm_eval.api.instance import Instance
 
     starts = [
@@ -55,7 +55,7 @@ def requests(n: int) -> dict[str, list[Any]]:
 
 
 def measure(lm: Any, asked: dict[str, list[Any]]) -> dict[str, Any]:
-    """Requests a second of each kind, and the answers. One request of each kind runs before."""
+    """Returns requests a second and the answers of each kind. One request of each kind runs before as a warm-up."""
     found: dict[str, Any] = {}
     for kind, instances in asked.items():
         getattr(lm, kind)(instances[:1], disable_tqdm=True)
@@ -69,7 +69,7 @@ def measure(lm: Any, asked: dict[str, list[Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def server(model: Path, threads: int) -> Iterator[str]:
-    """llama-cpp-python's server; yields its address. Raises RuntimeError: it does not come up."""
+    """Starts llama-cpp-python's server and yields its address. Raises RuntimeError if the server does not answer."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -101,11 +101,11 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def compare(model: Path, n: int, n_backend: int) -> dict[str, Any]:
-    """Both, and how many times the backend's requests a second ours are.
+    """Returns the figures of both backends, and the ratio of our requests a second to those of lm_eval's backend.
 
     Args:
         n: number of questions.
-        n_backend: number of them for the backend, whose speed does not depend on it: it has one request at a time.
+        n_backend: number of questions for lm_eval's backend. It runs one request at a time, at any number.
     """
     from lm_eval.models.gguf import GGUFLM
 
@@ -119,7 +119,7 @@ def compare(model: Path, n: int, n_backend: int) -> dict[str, Any]:
         ours.close()
     with server(model, threads) as url:
         slow = measure(GGUFLM(base_url=url), requests(n_backend))
-    for answers in (fast, slow):  # compared with llama_cpp.Llama's own logits in tests/integrations
+    for answers in (fast, slow):  # tests/integrations compares them with llama_cpp.Llama's own logits
         answers["loglikelihood"].pop("answers")
     same = [
         one.strip() == other
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--backend-questions", type=int, help="of them for the backend; by default all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends with this program
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` ends the server
     n_backend = options.questions if options.backend_questions is None else options.backend_questions
     found = compare(options.model.resolve(), options.questions, n_backend)
     for kind, times in found["times"].items():

@@ -19,7 +19,7 @@ _INSTRUCTIONS = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512", "
 
 
 def facts(command: str) -> dict[str, Any]:
-    """Everything that belongs beside a figure, as JSON. `command`: the command line, without folders."""
+    """Returns the circumstances of a figure, ready for JSON. `command`: the command line, without folders."""
     machine = MachineFacts.here()
     machine_facts = dataclasses.asdict(machine)
     versions = machine_facts.pop("versions")
@@ -39,7 +39,7 @@ def command_line(program: str) -> str:
 
 
 def revision() -> str:
-    """The commit, and whether files were changed after it; empty where there is no repository."""
+    """Returns the commit, with a note if files of the package were changed since; empty without a repository."""
     found = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", "llamabatch")
     return f"{found} with changes" if found and changed else found
@@ -54,5 +54,5 @@ def _git(*arguments: str) -> str:
 
 
 def vector_flags() -> list[str]:
-    """The vector and matrix instructions that the CPU announces; empty where the system does not list them."""
+    """Returns the vector and matrix instructions of the CPU; empty if the system does not list them."""
     return sorted(flag for flag in cpu_flags() if flag.startswith(_INSTRUCTIONS))

@@ -1,7 +1,7 @@
 """The best flags of llama-server or of another peer for a workload, out of a fixed grid, and their record in a file.
 
-Each combination runs the workload in a cut-down form, once. The best flags are kept in the user's cache for the build,
-the model and the number of threads, and used until one of them changes.
+Each combination runs a shortened workload once. A file in the user's cache stores the best flags for the build, the
+model and the number of threads. The flags are used until one of these three changes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GRID: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("--cache-ram", "0"),),
     (("-ub", "512"), ("-ub", "2048")),
 )
-# The most frequent winner on CPUs: for runs without time for the grid, until a full run has found other flags.
+# The most frequent winner on CPUs. Runs without time for the grid use it until a full run has found other flags.
 USUAL = ("-no-kvu", "-fa", "on", "--cache-ram", "0", "-ub", "512")
-# A combination that takes this many times as long as the best so far is given up: without flash attention some take
-# fifteen times as long.
+# A combination that takes this many times as long as the best so far is stopped. Without flash attention some
+# combinations take fifteen times as long.
 _GIVE_UP = 1.5
 _LEAST_S = 20.0
 
@@ -34,12 +34,16 @@ Stage = Callable[[Flags], Sequence[Flags]]
 
 
 def combinations() -> list[Flags]:
-    """The defaults, and every combination of the grid."""
+    """Returns no flags (llama-server's defaults), and every combination of the grid."""
     return [(), *(tuple(itertools.chain(*chosen)) for chosen in itertools.product(*GRID))]
 
 
 def choose(workload: Workload, figures: Mapping[Flags, Result]) -> Flags:
-    """The fastest; with long prompts among talkers the one with the smallest p95 gap; streamed, the earliest token."""
+    """Returns the best flags.
+
+    In streamed workloads of talkers alone these have the earliest first token, in other streamed workloads the smallest
+    p95 gap, otherwise the most tokens/s.
+    """
     if workload.streamed and all(shape.talker for shape in workload.shapes):
         return min(figures, key=lambda flags: figures[flags].first_token_s or float("inf"))
     if workload.streamed:
@@ -51,9 +55,9 @@ class Remembered:
     """Best flags by workload, in a file.
 
     Args:
-        key: build, model and threads that they hold for; flags of another key are not used.
-        usual: for workloads that no grid was run for.
-        stages: each gives the combinations to try, from the best one so far.
+        key: build, model and threads that the flags were measured with; flags of another key are not used.
+        usual: flags for workloads that have not been searched.
+        stages: functions from the best flags so far to the combinations to try next.
     """
 
     def __init__(
@@ -65,13 +69,13 @@ class Remembered:
             self.found = json.loads(path.read_text(encoding="utf-8")).get(key, {})
 
     def flags(self, name: str) -> Flags:
-        """The best ones of a workload, or the usual ones where no grid was run."""
+        """Returns the best flags of a workload, or the usual ones if the workload has not been searched."""
         return tuple(self.found[name]["flags"]) if name in self.found else self._usual
 
     def search(
         self, workload: Workload, run: Callable[[Flags, Workload, float], Result], say: Callable[[str], None]
     ) -> None:
-        """Run the grid for a workload and keep the best. A combination that fails drops out.
+        """Runs the grid for a workload and stores the best flags. A combination that fails drops out.
 
         Args:
             run: (flags, workload, seconds at most) -> the measurement; raises PeerFailure.

@@ -1,17 +1,18 @@
-"""Microseconds of Python in a decode step: an engine whose runner computes nothing.
+"""Measures the microseconds of Python in a decode step, with an engine whose runner computes nothing.
 
     python -m benchmarks.host_step [--json FILE] [--rows 1,8,32,64,128] [--steps 300] [--rounds 5] [--way engine]
 
-The rows of a step are greedy requests of the bundled model, all past their prompts; each gets one token. A step is the
-time from one call of the runner to the next, so that it holds everything but the runner: what decides the step, what
-applies its tokens, and what delivers them. Ways to drive the engine:
+The rows of a step are greedy requests of the bundled model, all past their prompts; each gets one token. The time of a
+step runs from the end of one call of the runner to the begin of the next. It covers the code that decides the step,
+applies its tokens, and delivers them. Ways to drive the engine:
 
     engine    Engine.step in a loop.
-    stream    the thread client, each token to one sink, as the server has it.
-    generate  LLM.generate, whose caller sees nothing before a request ends.
-    runner    Engine.step, with the runner of llama.cpp; llama_decode and the compiled sampler alone compute nothing.
+    stream    The thread client delivers each token to a sink, as in the server.
+    generate  LLM.generate; the caller sees nothing before a request ends.
+    runner    Engine.step with the runner of llama.cpp; only llama_decode and the compiled sampler compute nothing.
 
-The median of the steps of a round, and of these the least; fixed part and part of a row are the line through them.
+The figure of a round is the median of its steps; the round with the least figure counts. A line through the figures
+gives the fixed part of a step and the part of each row.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from llamabatch.request.request import Request
 from llamabatch.sampling import native
 from llamabatch.scheduler.output import DecodeStatus, SchedulerOutput, SpanOutput
 
-FIXED_US, ROW_US = 150.0, 2.0  # the target
+FIXED_US, ROW_US = 150.0, 2.0  # targets of the line's two parts
 _PROMPT = "The capital of France is"
-_WARM = 30  # steps of a round before the first that counts
+_WARM = 30  # first steps of a round, which do not count
 
 
 class Stopwatch:
-    """Times between the calls of a function, where it has the wanted rows."""
+    """Measures the times from one call of the runner to the next, if the next one decodes `n_rows` rows."""
 
     def __init__(self, n_rows: int) -> None:
         self.seconds: list[float] = []
@@ -61,15 +62,13 @@ class Stopwatch:
         self._last: float | None = None
 
     def enter(self, batch: SchedulerOutput) -> None:
-        """The runner is called."""
+        """Notes that a call of the runner begins."""
         counts = len(batch.calls) == 1 and batch.calls[0].is_decode and len(batch.calls[0].spans) == self._n_rows
         if self._last is not None and counts:
             self.seconds.append(time.perf_counter() - self._last)
-        if not counts:
-            self._last = None
 
     def leave(self, batch: SchedulerOutput) -> None:
-        """The runner is done: the next step's time begins."""
+        """Notes that a call of the runner ends; the time of the next step begins."""
         self._last = time.perf_counter()
 
     @property
@@ -79,7 +78,7 @@ class Stopwatch:
 
 
 def compute_nothing(engine: Engine, watch: Stopwatch) -> None:
-    """Takes the place of the engine's runner: each row gets the same token."""
+    """Replaces the engine's runner with a function that gives each row the same token."""
     [token_id] = engine.model.tokenize("a", add_special=False)[:1]
     sampled = SpanOutput(DecodeStatus.OK, (token_id,))
     nothing = SpanOutput(DecodeStatus.OK)
@@ -94,7 +93,7 @@ def compute_nothing(engine: Engine, watch: Stopwatch) -> None:
 
 
 def decode_nothing(engine: Engine, watch: Stopwatch) -> None:
-    """Leaves the engine its runner, without llama_decode and the compiled sampler."""
+    """Keeps the engine's runner, but replaces its llama_decode and its compiled sampler."""
     [token_id] = engine.model.tokenize("a", add_special=False)[:1]
     runner: Any = engine._runner
     whole_run = runner.run
@@ -190,7 +189,7 @@ WAYS: dict[str, Callable[[int, int], Stopwatch]] = {
 
 
 def measure(ways: abc.Sequence[str], rows: abc.Sequence[int], n_steps: int, rounds: int) -> dict[str, dict[int, float]]:
-    """Microseconds of a step, by way and rows; the rounds of all take turns."""
+    """Returns the microseconds of a step by way and rows. All ways and rows take turns in each round."""
     found: dict[str, dict[int, float]] = {way: dict.fromkeys(rows, float("inf")) for way in ways}
     for _ in range(rounds):
         for way in ways:
@@ -200,7 +199,7 @@ def measure(ways: abc.Sequence[str], rows: abc.Sequence[int], n_steps: int, roun
 
 
 def line(times: dict[int, float]) -> tuple[float, float]:
-    """(fixed microseconds, microseconds a row): least squares of the relative errors, so that one row counts, too."""
+    """Returns (fixed microseconds, microseconds a row). The fit's errors are relative, so that short steps count."""
     rows = np.array(list(times), float)
     us = np.array(list(times.values()))
     (fixed, row), *_ = np.linalg.lstsq(np.column_stack((1 / us, rows / us)), np.ones(len(us)), rcond=None)
@@ -208,7 +207,7 @@ def line(times: dict[int, float]) -> tuple[float, float]:
 
 
 def profile(way: str, n_rows: int, n_steps: int) -> None:
-    """Prints the functions of a round with the most time of their own."""
+    """Prints the functions that take the most time of their own in a round."""
     profiler = cProfile.Profile()
     profiler.runcall(WAYS[way], n_rows, n_steps)
     pstats.Stats(profiler).sort_stats("tottime").print_stats(30)

@@ -1,4 +1,4 @@
-"""A single request on an idle engine, and the time to load: ours beside `llama_cpp.Llama`."""
+"""Measures a single request on an idle engine and the time to load, ours beside `llama_cpp.Llama`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.workloads import Shape, Workload
 
 SINGLE = Workload("idle", "synth", (Shape(64, 8),), n_ctx=256, streamed=True)
 _REQUESTS = 5
-# Starts of each peer at least: a start takes a second or two, and now and then one takes twice as long.
+# The least number of starts of each peer: a start takes a second or two, but sometimes twice as long.
 _STARTS = 5
 
 
 @dataclass(frozen=True)
 class Idle:
-    """One start of one peer, seconds.
+    """The times of one start of one peer.
 
     Attributes:
-        import_s: importing the package.
-        load_s: the constructor.
-        first_s: to the first token of the first request after it.
-        ttft_s: to the first token of one request, median of five more.
+        import_s: seconds to import the package.
+        load_s: seconds of the constructor.
+        first_s: seconds from the first request after loading to its first token.
+        ttft_s: seconds from a later request to its first token, the median of five requests.
     """
 
     import_s: float
@@ -38,9 +38,9 @@ class Idle:
 
 
 def measure(setup: Setup, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Both in turn, each round in a fresh process. A failure is printed and leaves the figures out.
+    """Measures both peers in turn, each start in a new process. A failure is printed and replaces the figures.
 
-    The first start of each is not counted: it reads files that are not in the system's cache yet.
+    The first start of each peer does not count, since it reads files that are not in the system's cache yet.
     """
     peers = (Ours(), LlamaLoop())
     found: dict[str, list[Idle]] = {peer.name: [] for peer in peers}
@@ -71,7 +71,7 @@ def _start(peer: Ours | LlamaLoop, setup: Setup, rng: random.Random) -> Idle:
 
 
 def document(ours: list[Idle], loop: list[Idle]) -> dict[str, Any]:
-    """Medians of both, the two figures that have targets, and every round."""
+    """Returns the medians of both peers, the two figures that have targets, and every round."""
     mine, theirs = median(ours), median(loop)
     ratio, more = mine.ttft_s / theirs.ttft_s, mine.load_s - theirs.load_s
     return {

@@ -2,7 +2,7 @@
 
     python -m benchmarks.isolation [--pairs N] [--workload NAME]... [--json FILE]
 
-As benchmarks/ab.py, of isolate=True over isolate=False.
+It measures as benchmarks/ab.py does; the ratio is isolate=True over isolate=False.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks import places
 from benchmarks.pairs import Side, compare, options
 
 COMPARED = ("burst", "tiny")
-MOST_LOSS = 0.03  # of throughput, on the burst workload
+MOST_LOSS = 0.03  # largest loss of throughput, as a share, on the burst workload
 
 
 @click.command()

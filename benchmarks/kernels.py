@@ -1,13 +1,14 @@
-"""Step time against rows and context, of llama.cpp with and without our patches, in turn, and the floor beside it.
+"""Measures step times of llama.cpp over rows and contexts, with and without our patches, beside a floor.
 
     python -m benchmarks.kernels [--json FILE] [--picture FILE]
 
-A step is one llama_decode with one token for each of the rows, split KV cache, every sequence at the same length. Three
-libraries take turns at each point: stock with flash attention (llama.cpp's default), stock without, patched
-with it; on a CPU with AMX also patched with AMX off. The fastest of some steps counts. The floor is a bound for any
-kernel: all weights and the rows' KV cells read once at the machine's measured bandwidth, or the products at the rate
-that the patched library's prefill reaches, whichever takes longer; a model that fits in the caches can be faster than
-that. Last comes the perplexity of the bundled model on its held-out answers, decoded side by side, with each library.
+A step is one llama_decode with one token for each row, with a split KV cache and sequences of equal length. Three
+series take turns at each point: stock with flash attention (llama.cpp's default), stock without it, and patched with
+it. On a CPU with AMX a fourth series is patched with AMX off. The fastest of some steps counts. The floor is a bound
+for any kernel, the longer of two times: that of reading all weights and the rows' KV cells once at the machine's
+measured bandwidth, and that of all products at the rate of the patched library's prefill. A model that fits in the
+caches can be faster. At the end each library decodes the bundled model's held-out answers side by side for their
+perplexity.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ HELDOUT = ROOT / "models" / "tiny" / "heldout.jsonl"
 
 
 def with_best_rates(points: Sequence[Point]) -> list[Point]:
-    """Points of one model. Reading and products are as fast as they were seen to be: before, or in one of the steps."""
+    """Returns the points of one model, with faster rates of reading and products where a step beat its floor."""
     fastest = [min(point.seconds.values()) for point in points]
     read = min(1.0, *(seconds / point.read_s for point, seconds in zip(points, fastest, strict=True)))
     multiply = min(1.0, *(seconds / point.multiply_s for point, seconds in zip(points, fastest, strict=True)))
@@ -61,19 +62,19 @@ def with_best_rates(points: Sequence[Point]) -> list[Point]:
 
 
 def header(series: Sequence[str]) -> str:
-    """The line above the points."""
+    """Returns the header line of the printed points."""
     times = "".join(f"{HEADS[name]:>10}" for name in series)
     return f"{'model':6}{'context':>8}{'rows':>6}{times}{'floor':>10}{'gain':>8}"
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits of the machine and a model.
+    """The rates of the machine and the sizes of a model, which set the floor.
 
     Attributes:
         bandwidth: bytes a second that all threads together read from memory.
         rate: operations a second in the patched library's prefill.
-        kv_bytes: of one token.
+        kv_bytes: bytes of one token in the KV cache.
     """
 
     bandwidth: float
@@ -94,7 +95,10 @@ def model_path(name: str) -> Path:
 
 
 def bandwidth(threads: int, megabytes: int = 512) -> float:
-    """Bytes a second that `threads` threads read, each its part of an array beyond the caches; the best of five."""
+    """Returns the bytes a second that `threads` threads together read from memory; the best of five tries.
+
+    Each thread reads its part of an array that is larger than the caches.
+    """
     parts = np.array_split(np.ones(megabytes << 17, np.int64), threads)
     best = math.inf
     with ThreadPoolExecutor(threads) as pool:
@@ -106,7 +110,7 @@ def bandwidth(threads: int, megabytes: int = 512) -> float:
 
 
 class Peers:
-    """A child program for each series, with the model loaded. Raises PeerFailure."""
+    """One child program with the model loaded for each series. The constructor raises PeerFailure if one fails."""
 
     def __init__(self, path: Path, sequences: int, cells: int, options: Options) -> None:
         self.programs: dict[str, Program] = {}
@@ -137,7 +141,7 @@ class Peers:
 
 
 def measure(name: str, contexts: Sequence[int], rows: Sequence[int], options: Options) -> Iterator[Point]:
-    """All points of a model, those of one context together."""
+    """Yields all points of a model, one context after another."""
     path = model_path(name)
     _say(f"{name}: loading it {len(options.series)} times")
     peers = Peers(path, max(rows), max(contexts) + SPARE_CELLS, options)
@@ -163,13 +167,13 @@ def _roof(path: Path, peers: Peers, options: Options) -> Roof:
     cells = min(PREFILL, options.most_context)
     seconds = min(peers.programs[PATCHED].ask({"fill": cells}, TIMEOUT_S)["seconds"] for _ in range(3))
     n_params = peers.facts["n_params"]
-    products = 2 * (n_params - numbers.n_vocab * numbers.n_embd) * cells  # one row alone goes through the vocabulary
-    kv_bytes = 2 * (numbers.k_values + numbers.v_values)  # f16
+    products = 2 * (n_params - numbers.n_vocab * numbers.n_embd) * cells  # prefill computes logits of one row only
+    kv_bytes = 2 * (numbers.k_values + numbers.v_values)  # 2 bytes each, f16
     return Roof(options.bandwidth, products / seconds, peers.facts["weight_bytes"], n_params, kv_bytes)
 
 
 def perplexities(options: Options) -> dict[str, float]:
-    """Of the bundled model on the questions and answers that it was not trained on, with each library."""
+    """Returns the bundled model's perplexity with each library, on answers that it was not trained on."""
     path = model_path("tiny")
     model = Model(path)
     try:
@@ -186,7 +190,7 @@ def perplexities(options: Options) -> dict[str, float]:
 
 
 def _texts(model: Model) -> Iterator[tuple[int, list[int]]]:
-    """Length of the question, and question with answer: the model was trained on answers alone."""
+    """Yields (length of the question, tokens of question and answer); the model was trained on answers alone."""
     for line in HELDOUT.read_text(encoding="utf-8").splitlines():
         question = json.loads(line)
         tokens = to_tokens(model, question["messages"])[1]
@@ -208,7 +212,7 @@ class Options:
 def main() -> None:
     args = _arguments()
     for path in filter(None, (args.json, args.picture)):
-        path.parent.mkdir(parents=True, exist_ok=True)  # not after ten minutes
+        path.parent.mkdir(parents=True, exist_ok=True)  # fails now, not after ten minutes
     installed_build()  # raises SetupFailure where the library is not ours
     libraries = stock.libraries(machine.make_plan("cpu"))
     series = (*SERIES, NO_AMX) if library.amx_can_be_off() else SERIES

@@ -1,4 +1,4 @@
-"""The picture of benchmarks/kernels.py: a panel a model and context, step time against rows, the floor as an area."""
+"""The picture of benchmarks/kernels.py: step times over rows, a panel for each model and context, the floor in grey."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TICKS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds of a step with each library, and the least that reading and multiplying take."""
+    """Seconds of a step with each library, and the least seconds of reading (`read_s`) and products (`multiply_s`)."""
 
     model: str
     context: int
@@ -46,7 +46,7 @@ class Point:
 
 
 def draw(points: Sequence[Point], series: Sequence[str], path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
+    """Writes the picture in the format that the suffix of `path` names."""
     save(lambda: figure(points, series), path, style=STYLE)
 
 

@@ -1,9 +1,10 @@
 """The limit of llama.cpp itself: the requests' tokens over the prefill and decode times of llama-batched-bench.
 
-Where all requests are alike, llama-batched-bench runs their very shape. Where lengths differ, its times for 1 to 32
-sequences make a staircase, on which an ideal scheduler is computed: longest first, 32 slots, each step one pass with
-as many rows as there are sequences, all prompts at the speed of long prefill, nothing lost in between. Both with flash
-attention on and off, and split KV: the better one counts.
+If all requests have one shape, llama-batched-bench runs that shape. If lengths differ, its step times for 1 to 32
+sequences serve to compute the time of an ideal scheduler. That scheduler has 32 slots, runs the longest requests first,
+computes each step in one pass over all running sequences, computes all prompts at the speed of long prefill, and loses
+no time between steps. The KV cache is split. llama-batched-bench runs with flash attention on and off; the better
+result counts.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from benchmarks.workloads import N_SLOTS, Shape, Workload
 _ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 _STAIRCASE_TOKENS = 16
 _ATTENTION = ("on", "off")
-_ATTEMPTS = 4  # it prints from a thread of its own, and now and then ends before the last row is out
+_ATTEMPTS = 4  # llama-batched-bench prints in a thread, and sometimes ends before the last row is printed
 
 
 @dataclass(frozen=True)
 class Limit:
-    """llama-batched-bench, as a peer."""
+    """llama-batched-bench as a peer."""
 
     name: str = "limit"
 
     def applies(self, workload: Workload) -> bool:
-        """No other row of llama-batched-bench is like a single request, a busy machine or a warm cache."""
+        """Returns False for streams, a single request, a busy machine and a warm cache: the bench has no such case."""
         return not (workload.streamed or workload.neighbour or workload.warm or len(workload.shapes) == 1)
 
     def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result:
-        """The faster of the two attentions. Its tokens are the workload's; its wall time is computed."""
+        """Returns the faster result of flash attention on and off. Its tokens are the workload's, its time computed."""
         times = {attention: _seconds(setup, workload, attention) for attention in _ATTENTION}
         best = min(times, key=lambda attention: times[attention])
         facts = {"flags": ["-fa", best], "seconds": times}
@@ -60,9 +61,9 @@ def _seconds(setup: Setup, workload: Workload, attention: str) -> float:
 
 
 def _shared_seconds(setup: Setup, workload: Workload, attention: str) -> float:
-    """The shared part once, the own parts of all, then the decode at the full length.
+    """Returns the seconds of one prefill of the shared part, of all own parts, and of decode at the full length.
 
-    The own parts are computed without the shared part before them, which flatters the limit a little.
+    The own parts are measured without the shared part before them, so the limit is a little too fast.
     """
     shape = workload.shapes[0]
     [whole] = bench(setup, workload, attention, shape.prompt, shape.generated, [N_SLOTS], "-pps")
@@ -71,11 +72,11 @@ def _shared_seconds(setup: Setup, workload: Workload, attention: str) -> float:
 
 
 def staircase_seconds(shapes: Sequence[Shape], prefill_tps: float, steps: dict[int, float], n_slots: int) -> float:
-    """Time of an ideal scheduler.
+    """Returns the seconds that an ideal scheduler takes for the shapes.
 
     Args:
         prefill_tps: prompt tokens a second.
-        steps: seconds of one decode step by number of rows; between the given numbers it is interpolated.
+        steps: seconds of one decode step by number of rows; other numbers of rows are interpolated.
     """
     prefill = sum(shape.prompt for shape in shapes) / prefill_tps
     counts = rows_of_steps([shape.generated for shape in shapes], n_slots)
@@ -83,9 +84,10 @@ def staircase_seconds(shapes: Sequence[Shape], prefill_tps: float, steps: dict[i
 
 
 def rows_of_steps(generated: Sequence[int], n_slots: int) -> dict[int, int]:
-    """Number of rows -> steps with so many, longest requests first, a new one as soon as one has ended.
+    """Returns number of rows -> number of steps with that many rows.
 
-    The first token of a request comes from its prompt, so it takes one step fewer than tokens.
+    The longest requests begin first, and a waiting request begins when another ends. The first token of a request comes
+    from its prompt, so a request takes one step fewer than it has tokens.
     """
     steps = sorted((tokens - 1 for tokens in generated if tokens > 1), reverse=True)
     ends = steps[:n_slots]
@@ -94,7 +96,7 @@ def rows_of_steps(generated: Sequence[int], n_slots: int) -> dict[int, int]:
         heapq.heappush(ends, heapq.heappop(ends) + length)
     counts: dict[int, int] = {}
     now, rows = 0, len(ends)
-    for end in sorted(ends):  # until the first slot stays empty, all are busy
+    for end in sorted(ends):  # all slots are busy until the first one stays empty
         if end > now:
             counts[rows] = counts.get(rows, 0) + end - now
         now, rows = end, rows - 1
@@ -102,7 +104,7 @@ def rows_of_steps(generated: Sequence[int], n_slots: int) -> dict[int, int]:
 
 
 def step_seconds(rows: int, steps: dict[int, float]) -> float:
-    """Linear between the measured numbers of rows."""
+    """Returns the seconds of a step, linearly interpolated between the measured numbers of rows."""
     if rows in steps:
         return steps[rows]
     low = max(n for n in steps if n < rows)
@@ -114,7 +116,7 @@ def step_seconds(rows: int, steps: dict[int, float]) -> float:
 def bench(
     setup: Setup, workload: Workload, attention: str, prompt: int, generated: int, rows: Sequence[int], *more: str
 ) -> list[dict[str, Any]]:
-    """Rows of llama-batched-bench, one for each number of sequences. Raises PeerFailure."""
+    """Returns the output of llama-batched-bench, one entry for each number of sequences. Raises PeerFailure."""
     threads = str(setup.threads)
     cells = -(-(prompt + generated + 1) // 256) * 256  # llama.cpp rounds each sequence's part up to 256
     command = [

@@ -2,8 +2,8 @@
 
     python -m benchmarks.llama_programs [--backend auto|cpu|cuda|metal] [--force]
 
-The benchmarks compare with these programs. They go to the user's cache, under the key of the plan; they are linked
-statically, so that they run from there. Those without our patches have a plan of their own, see stock.py.
+The benchmarks compare with these programs. They are stored in the user's cache under the key of the plan, and linked
+statically, so that they run from there. stock.py builds the programs without our patches, with a plan of their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llamabatch.native_build.tools import (
 PROGRAMS = ("llama-server", "llama-batched-bench")
 GIGABYTES = 3.0
 
-# In place of the wheel's own choice of targets. Nothing is downloaded: no TLS, no web page for the server.
+# These replace the wheel's choice of targets. Without TLS and the server's web page, the build downloads nothing.
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
@@ -53,17 +53,17 @@ Unpack = Callable[[Path, Path], Path]
 
 
 def folder(key: str) -> Path:
-    """Folder of the programs of a plan with this key."""
+    """Returns the folder for the programs of the plan with this key."""
     return cache_dir() / "programs" / key / "bin"
 
 
 def flags(plan: Plan) -> tuple[str, ...]:
-    """The flags of the wheel, with other targets."""
+    """Returns the flags of the wheel, with other targets."""
     return (*(flag for flag in plan.flags if not flag.startswith(_TARGETS_OF_THE_WHEEL)), *_FLAGS)
 
 
 def marker(plan: Plan) -> str:
-    """Facts that the programs were made from. Programs with another marker are built anew."""
+    """Returns a text of what the programs are built from. Programs with another marker are built again."""
     return plan.marker() + "\n".join(flags(plan)) + "\n"
 
 
@@ -77,10 +77,10 @@ def is_current(plan: Plan) -> bool:
 
 
 def programs(plan: Plan, force: bool = False, unpack: Unpack = source.patched_tree) -> Path:
-    """The folder with the programs: from the cache, or built now. Raises SetupFailure.
+    """Returns the folder with the programs, from the cache or built now. Raises SetupFailure.
 
     Args:
-        unpack: gives the source with those patches that `plan` names.
+        unpack: unpacks the source and applies the patches that `plan` names.
     """
     if not force and is_current(plan):
         return folder(plan.key)
@@ -116,7 +116,7 @@ def _build(plan: Plan, unpack: Unpack) -> None:
 
 
 def compile_targets(tree: Path, place: Path, log: Path, flags: Sequence[str], targets: Sequence[str]) -> Path:
-    """Build targets of the llama.cpp in `tree`, in `place`. Raises SetupFailure.
+    """Builds targets of the llama.cpp in `tree`, in a folder within `place`. Raises SetupFailure.
 
     Returns:
         The folder with programs and libraries, within `place`.
@@ -128,7 +128,7 @@ def compile_targets(tree: Path, place: Path, log: Path, flags: Sequence[str], ta
 
 
 def main(build: Callable[[Plan, bool], Path] = programs, module: str = "llama_programs") -> None:
-    """Print the folder that `build` gives for the plan of this machine."""
+    """Prints the folder that `build` returns for the plan of this machine."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}")
     parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: what this machine has")
     parser.add_argument("--force", action="store_true", help="build even where the cache has the programs")

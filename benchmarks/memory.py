@@ -1,4 +1,4 @@
-"""The memory that a plan predicts against the peak that is measured: `python -m benchmarks.memory`.
+"""Compares the memory that a plan predicts with the measured peak: `python -m benchmarks.memory`.
 
 Writes benchmarks/results/memory.json. The cases are those of tests/long/memory_prediction.py.
 """
@@ -18,7 +18,7 @@ _MIB = 2**20
 
 
 def main() -> None:
-    """One process at a time; about 3 GiB for the largest."""
+    """Runs the cases one after another, each in a process of its own; the largest needs about 3 GiB."""
     found = []
     for number in range(TOTAL):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,11 @@
-"""Two models that do not fit together behind one server, beside the stock llama-server's router.
+"""Measures a server that may load only one of its two models at a time, beside the stock llama-server's router.
 
     python -m benchmarks.model_pool [--requests 200] [--callers 16] [--rounds 3] [--json FILE]
 
-The models are two names of the 0.5B shape of llamabatch synth, of which one may be loaded at a time. Each caller sends
-a request to one of them at random, 64 + 32 tokens, waits for the answer, and sends the next. Printed are the seconds of
-all requests, the loads, and the wait of a request, from its call to its end: median, 95 % and longest.
+The models are two names of one file, the 0.5B shape of llamabatch synth.
+Each caller sends a request of 64 + 32 tokens to a random model, waits for the answer, and sends the next. The program
+prints the seconds of all requests together, the number of loads, and the median, 95th percentile and longest time of a
+request from its call to its end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ OURS, FIFO, ROUTER = "llamabatch serve", "llamabatch serve --models-fifo", "llam
 
 
 def commands(folder: Path, port: int, threads: int, router: Path | None) -> dict[str, list[str]]:
-    """The command lines of the servers by their names."""
+    """Returns the command lines of the servers by name."""
     common = ["--models-dir", str(folder), "--models-max", "1", "--port", str(port)]
     ours = [sys.executable, "-m", "llamabatch", "serve", *common, "--n-slots", str(SLOTS), "--n-ctx", str(N_CTX)]
     ours += ["--n-threads", str(threads), "--n-threads-batch", str(threads)]
@@ -50,7 +51,7 @@ def commands(folder: Path, port: int, threads: int, router: Path | None) -> dict
 
 @contextlib.contextmanager
 def running(command: list[str], port: int, log: Path) -> Iterator[None]:
-    """The server, once it answers."""
+    """Starts a server; the `with` block begins when the server answers, and the server ends with the block."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -70,7 +71,7 @@ def running(command: list[str], port: int, log: Path) -> Iterator[None]:
 
 
 def measure(port: int, requests: int, callers: int, seed: int) -> list[float]:
-    """Seconds of each request."""
+    """Sends the requests and returns the seconds of each."""
     rng = random.Random(seed)
     jobs = [
         {
@@ -100,7 +101,7 @@ def measure(port: int, requests: int, callers: int, seed: int) -> list[float]:
 
 
 def loads(log: Path) -> int:
-    """Loads by the lines of a server's log."""
+    """Returns the number of model loads in a server's log."""
     return len(re.findall(r"is loaded after|spawning server instance with name=", log.read_text(errors="replace")))
 
 

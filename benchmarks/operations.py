@@ -1,14 +1,15 @@
-"""Where a step goes: seconds of each operation of llama.cpp, by kernels, rows and a prompt.
+"""Measures the seconds of each operation of llama.cpp, by kernels, for decode steps and for a prompt.
 
     python -m benchmarks.operations MODEL [--rows N]... [--prompt N] [--threads N] [--json FILE]
 
-Each series is a child program with the model loaded: the patched build, the same without AMX, the same without the
-kernel of llama.cpp for many rows (GGML_CPU_TILED_MM=0), and stock. They take turns; of each the fastest step counts,
-with its operations. The threads meet after every operation, so the sum is a little more than a step.
+Each series is a child program with the model loaded: the patched build, the patched build without AMX, the patched
+build without AMX and without llama.cpp's kernel for many rows (GGML_CPU_TILED_MM=0), and stock. The series take turns;
+the fastest step of each counts, with its operations. The threads wait for each other after every operation, so the sum
+is a little more than a step.
 
-Below the seconds of a series stand its shares of the roofs: products of quantised weights a second, of those that the
-product instruction makes from registers (programs/roofs.c, vpdpbusd and tdpbssd of AMX); and bytes of weights a second,
-of those that all threads read from memory.
+The table ends with each series' shares of the roofs. One share is the products of quantised weights a second over the
+rate that the product instruction reaches from registers (programs/roofs.c: vpdpbusd, and tdpbssd of AMX). The other is
+the bytes of weights a second over the rate at which all threads read memory.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ SERIES = {
 
 
 def product_roofs(threads: int) -> dict[str, float]:
-    """Products a second of `threads` threads, by instruction; empty where this CPU has neither, or no C compiler is
-    there."""
+    """Returns products a second of `threads` threads by instruction.
+
+    The result is empty if this CPU has neither instruction, or if there is no C compiler.
+    """
     compiler = os.environ.get("CC", "cc")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "roofs"
@@ -64,19 +67,19 @@ def product_roofs(threads: int) -> dict[str, float]:
 
 
 def shares(point: dict[str, Any], roofs: dict[str, float], read_roof: float) -> dict[str, float]:
-    """Of a point of a series: its products and its reads of weights a second, each as a share of a roof."""
+    """Returns a point's products a second and its bytes of weights a second, each as a share of a roof."""
     spent = sum(point["operations"][name] for name in point["products"])
     if not spent:
         return {}
     products = sum(point["products"].values()) / spent
     found = {f"of {name}": products / roofs[name] for name in _OF_BYTES if name in roofs}
     if any(name.startswith("MUL_MAT_ID") for name in point["products"]):
-        return found  # few rows read some experts only
+        return found  # few rows read only some experts, so the bytes that were read are not known
     return {**found, "of reading": sum(point["weight_bytes"].values()) / spent / read_roof}
 
 
 def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> Program:
-    """The child program of a series, with the model loaded. Raises PeerFailure."""
+    """Starts the child program of a series and loads the model. Raises PeerFailure."""
     env = environment({**os.environ, **environment_defaults(model.stat().st_size), **SERIES[name]})
     if name == "stock":
         libraries = str(stock.libraries(machine.make_plan("cpu")))
@@ -94,7 +97,7 @@ def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> P
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Milliseconds: a line for each operation, a column for each series; then the shares of the roofs."""
+    """Returns a table in milliseconds: lines of operations, columns of series, and at the end shares of the roofs."""
     names = {name for point in found.values() for name in point["operations"]}
     order = sorted(names, key=lambda name: -max(point["operations"].get(name, 0) for point in found.values()))
     lines = [f"{'':22}" + "".join(f"{series:>12}" for series in found)]

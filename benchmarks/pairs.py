@@ -1,7 +1,7 @@
-"""Two ways to run the same engine, side by side in one process tree: the common part of ab.py and isolation.py.
+"""Compares two ways to run the same engine, side by side: the common part of ab.py and isolation.py.
 
-Both are up at once and run the same requests in turn; each pair gives a ratio of tokens/s. Printed are the median ratio
-of the first over the second, and its 95 % bootstrap interval.
+Both engines are loaded at once and run the same requests in turn; each pair of runs gives a ratio of tokens/s. The
+program prints the median ratio of the first side over the second, and its 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from llamabatch.native_build.tools import SetupFailure
 from llamabatch.planning.machine import Machine
 from llamabatch.utils.format import significant
 
-_PAIRS_A_START = 5  # then both start anew, so that a chance layout of memory does not decide
+_PAIRS_A_START = 5  # pairs until both engines restart, so that one layout of memory does not decide
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Side:
-    """A revision and its interpreter; `options` of LLM beside those that the workload sets."""
+    """A revision and its interpreter. `options` are more options of LLM, beside those that the workload sets."""
 
     name: str
     folder: Path
@@ -61,7 +61,7 @@ class Side:
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a command that compares two sides; it passes them on to `compare` as they are."""
+    """Adds the options of a command that compares two sides; the command passes their values to `compare`."""
     for option in (
         click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="For the figures."),
         click.option("--threads", type=click.IntRange(min=1), help="Default: the cores of this machine."),
@@ -88,13 +88,13 @@ def compare(
     """Measures both sides and prints the ratios.
 
     Args:
-        find_sides: gives both sides; called after the signal handlers are set.
-        usual: workloads where `names` has none.
+        find_sides: returns both sides; called after the signal handlers are set.
+        usual: workloads that are measured if `names` is empty.
         program: the command line, without its arguments.
-        about: more for the JSON.
+        about: more entries of the JSON file.
 
     Raises:
-        click.ClickException: it cannot be measured.
+        click.ClickException: a side cannot be built or measured.
     """
     chosen = [WORKLOADS[name] for name in names or usual]
     workloads = [workload if full or workload.model == "tiny" else workload.cut() for workload in chosen]
@@ -134,10 +134,10 @@ def _measured(sides: tuple[Side, Side], workloads: list[Workload], pairs: int, t
 
 
 def ratios(setup: Setup, workload: Workload, sides: tuple[Side, Side], pairs: int) -> list[tuple[float, float]]:
-    """Tokens/s of both, pair by pair: the same requests within a pair, and each side first in every other one.
+    """Returns tokens/s of both sides, pair by pair. Both sides of a pair run the same requests; their order alternates.
 
-    The sides also change places in loading, with each start: the one that is loaded first was 3 % slower on a machine
-    of two cores, a commit against itself 0.966.
+    The order of loading alternates with each start. On a machine of two cores the side that was loaded first was 3 %
+    slower: a commit against itself gave 0.966.
     """
     rng = random.Random(f"ab-{workload.name}")
     model = setup.models[workload.model]
@@ -166,7 +166,10 @@ def ratios(setup: Setup, workload: Workload, sides: tuple[Side, Side], pairs: in
 
 
 def interval(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13)."""
+    """Returns the percentile bootstrap interval of the median.
+
+    See Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13.
+    """
     rng = np.random.default_rng(seed)
     drawn = rng.choice(np.asarray(values), size=(_RESAMPLES, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), [(1 - share) / 2, (1 + share) / 2])

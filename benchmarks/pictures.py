@@ -1,4 +1,4 @@
-"""Pictures at several concurrencies, one picture in many prompts, and talkers beside an encoder, beside llama-server.
+"""Measures requests with pictures at several concurrencies, and talkers beside pictures, ours and llama-server's.
 
     python -m benchmarks.pictures [--pictures 136] [--rounds 2] [--json FILE]
 
@@ -41,7 +41,7 @@ _REQUEST_S = 900.0
 
 
 def commands(model: Path, mmproj: Path, port: int, threads: int, stock: Path | None) -> dict[str, list[str]]:
-    """The command lines of the servers by their names."""
+    """Returns the command lines of the servers by name."""
     common = ["--mmproj", str(mmproj), "--port", str(port)]
     ours = [sys.executable, "-m", "llamabatch", "serve", str(model), *common, "--n-slots", str(SLOTS)]
     ours += ["--n-ctx", str(N_CTX), "--n-threads", str(threads), "--n-threads-batch", str(threads)]
@@ -50,7 +50,7 @@ def commands(model: Path, mmproj: Path, port: int, threads: int, stock: Path | N
 
 
 def picture(seed: int) -> str:
-    """A picture as a data: address."""
+    """Returns a random picture as a data: address."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
     buffer = io.BytesIO()
@@ -59,7 +59,7 @@ def picture(seed: int) -> str:
 
 
 def ask(port: int, content: Any, max_tokens: int = GENERATED) -> float:
-    """Seconds of a request."""
+    """Sends a request and returns its seconds."""
     body = {
         "messages": [{"role": "user", "content": content}],
         "max_tokens": max_tokens,
@@ -82,7 +82,7 @@ def shown(address: str, text: str) -> list[dict[str, Any]]:
 
 
 def of_all(port: int, contents: list[Any], callers: int) -> float:
-    """Seconds of all requests."""
+    """Sends all requests, `callers` at a time, and returns the seconds of all together."""
     began = time.monotonic()
     with ThreadPoolExecutor(callers) as pool:
         list(pool.map(lambda content: ask(port, content), contents))
@@ -90,7 +90,7 @@ def of_all(port: int, contents: list[Any], callers: int) -> float:
 
 
 def stream_gaps(port: int, seed: int) -> list[float]:
-    """Seconds between the tokens of a text that is streamed."""
+    """Returns the seconds between the tokens of one streamed text."""
     body = {
         "messages": [{"role": "user", "content": f"Number {seed}"}],
         "max_tokens": TALK,
@@ -110,7 +110,7 @@ def stream_gaps(port: int, seed: int) -> list[float]:
 
 
 def talk(port: int, pictures: list[str]) -> dict[str, float]:
-    """Gaps of talkers, alone and beside pictures that come one after another."""
+    """Returns the gaps of talkers, alone and beside requests that show one picture after another."""
     found = {}
     for name, beside in (("plain", []), ("beside", pictures)):
         with ThreadPoolExecutor(TALKERS + 1) as pool:
@@ -129,7 +129,7 @@ def talk(port: int, pictures: list[str]) -> dict[str, float]:
 
 
 def measure(port: int, n_pictures: int, seed: int) -> dict[str, Any]:
-    """The figures of one server in one round."""
+    """Returns the figures of one server in one round."""
     rng = random.Random(seed)
     found: dict[str, Any] = {}
     for callers in CONCURRENCY:

@@ -1,4 +1,4 @@
-"""Files of a benchmark: models, the peers' environment and programs. Made once, and again if stale."""
+"""Makes the files of a benchmark once, and again if stale: models, and the peers' environment and programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log_folder() -> Path:
 
 
 def synth_model(say: Say, quant: str = QUANT, shape: str = SHAPE) -> Path:
-    """The model with random weights, from the cache or written now."""
+    """Returns the model with random weights, from the cache or written now."""
     folder = make_folder(cache_dir() / "models")
     path = folder / f"{shape}-{quant}-seed0.gguf"
     with lock(folder / "lock"):
@@ -48,7 +48,7 @@ def synth_model(say: Say, quant: str = QUANT, shape: str = SHAPE) -> Path:
 
 
 def describe_model(path: Path) -> Model:
-    """Its vocabulary's size and the tokens that end a generation."""
+    """Returns the model of a file, with the size of its vocabulary and the tokens that end a generation."""
     loaded = LoadedModel(path)
     try:
         eog = tuple(token for token in range(loaded.n_vocab) if loaded.is_eog(token))
@@ -70,10 +70,10 @@ def models(names: set[str], say: Say) -> dict[str, Model]:
 
 
 def installed_build() -> str:
-    """The key of the llama-cpp-python that is installed here, on which ours and its peers run.
+    """Returns the build key of the installed llama-cpp-python. Ours and its peers run on that build.
 
     Raises:
-        SetupFailure: we did not build it, or ours would run on another build.
+        SetupFailure: native_patches did not build it, or ours would run on another build.
     """
     info = library.library_info()
     installed = binding_choice.installed(binding_choice.FOREIGN)
@@ -91,7 +91,10 @@ def installed_build() -> str:
 
 
 def built_programs(say: Say) -> Path | None:
-    """llama-server and llama-batched-bench of the installed build; None, with the reason said, where there are none."""
+    """Returns the folder of llama-server and llama-batched-bench of the installed build.
+
+    Without such programs the function prints the reason and returns None.
+    """
     try:
         return _programs()
     except SetupFailure as failure:
@@ -100,7 +103,10 @@ def built_programs(say: Say) -> Path | None:
 
 
 def stock_programs(say: Say) -> Path | None:
-    """The same two without our patches, with the flags of the sources' plan; None, with the reason said: not built."""
+    """Returns the folder of llama-server and llama-batched-bench without our patches, with this checkout's flags.
+
+    If they cannot be built, the function prints the reason and returns None.
+    """
     try:
         return stock.stock_programs(machine.make_plan("auto"))
     except SetupFailure as failure:
@@ -109,7 +115,7 @@ def stock_programs(say: Say) -> Path | None:
 
 
 def _programs() -> Path:
-    """Always of the build that is installed, or the peers would not run the same library."""
+    """Returns the programs of the installed build; with others the peers would not run the same library as ours."""
     installed, plan = installed_build(), machine.make_plan("auto")
     if installed == plan.key:
         return programs(plan)
@@ -119,7 +125,10 @@ def _programs() -> Path:
 
 
 def bench_python(say: Say) -> Path | None:
-    """The interpreter of .venv-bench, made now if it is missing or stale; None where it cannot be made."""
+    """Returns the interpreter of .venv-bench, which is made now if it is missing or stale.
+
+    If it cannot be made, the function prints the reason and returns None.
+    """
     try:
         return _bench_python(say)
     except SetupFailure as failure:
@@ -151,7 +160,10 @@ def _bench_python(say: Say) -> Path:
 
 
 def lcp_server(say: Say) -> Path | None:
-    """examples/server/server.py out of the source package of llama-cpp-python."""
+    """Returns examples/server/server.py from the source package of llama-cpp-python.
+
+    If the package cannot be fetched, the function prints the reason and returns None.
+    """
     target = make_folder(cache_dir() / "bench") / f"server-{source.VERSION}.py"
     if target.is_file():
         return target
@@ -168,7 +180,7 @@ def lcp_server(say: Say) -> Path | None:
 
 
 def peer_versions(python: Path | None) -> dict[str, str]:
-    """Versions of the packages in .venv-bench."""
+    """Returns the versions of the packages in .venv-bench."""
     if python is None:
         return {}
     code = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"

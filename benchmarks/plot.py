@@ -1,4 +1,4 @@
-"""The picture of a benchmark: a panel a workload, a bar a peer, the rounds as dots."""
+"""The picture of a benchmark: a panel for each workload, a bar for each peer, a dot for each round."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _COLUMNS = 3
 
 
 def draw(series: Sequence[Series], title: str, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
+    """Writes the picture in the format that the suffix of `path` names."""
     save(lambda: figure(series, title), path, style=STYLE)
 
 
 def figure(series: Sequence[Series], title: str) -> Figure:
-    """Nothing but the title if nothing was measured."""
+    """Returns the figure. It has only the title if nothing was measured."""
     workloads = list(dict.fromkeys(row.workload for row in series if row.results))
     columns = min(_COLUMNS, max(1, len(workloads)))
     lines = -(-len(workloads) // columns)

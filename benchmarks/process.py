@@ -20,11 +20,11 @@ _LAST_WORDS = 300  # characters of a program's log that a failure quotes
 
 
 class PeerFailure(Exception):
-    """A peer cannot be measured, with the reason. It never ends the run."""
+    """A peer cannot be measured; the message is the reason. The run continues with the other peers."""
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of peers: the user's, without variables that make a Python find other packages."""
+    """Returns the environment of peers: `given` without variables that make a Python find other packages."""
     return {name: value for name, value in given.items() if name not in _NOT_FOR_CHILDREN}
 
 
@@ -34,8 +34,8 @@ class Program:
     Args:
         name: its name in messages.
         command: the command line.
-        log: the file that gets its standard error; and its standard output, unless it answers in lines.
-        lines: it speaks the protocol of programs/lines.py.
+        log: the file for its standard error, and for its standard output unless `lines` is set.
+        lines: the program speaks the protocol of programs/lines.py.
     """
 
     def __init__(
@@ -52,23 +52,23 @@ class Program:
                 stdout=subprocess.PIPE if lines else output,
                 stderr=output,
                 text=True,
-                start_new_session=True,  # one signal ends it with all its children
+                start_new_session=True,  # so that one signal ends the program and its children
             )
 
     @property
     def pids(self) -> list[int]:
-        """Of the program and all below it."""
+        """The ids of the program's process and of all its descendants."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self._process.pid)
             return [process.pid, *(child.pid for child in process.children(recursive=True))]
         return []
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a line, wait for the answer. Raises PeerFailure with the program's own reason."""
+        """Sends a message and returns the answer. Raises PeerFailure with the program's own reason."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self.limit(timeout_s):
-            with contextlib.suppress(BrokenPipeError):  # it has ended: the read below finds that
+            with contextlib.suppress(BrokenPipeError):  # the program has ended; readline below reports it
                 self._process.stdin.write(json.dumps(message) + "\n")
                 self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -76,7 +76,7 @@ class Program:
             raise self.failure()
         try:
             answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:  # it was killed in the middle of its answer
+        except ValueError as error:  # the program was killed in the middle of its answer
             raise self.failure() from error
         if "error" in answer:
             raise PeerFailure(str(answer["error"]))
@@ -84,7 +84,7 @@ class Program:
 
     @contextlib.contextmanager
     def limit(self, timeout_s: float) -> Iterator[None]:
-        """Kill it if the body takes longer; a waiting reader then sees its end."""
+        """Kills the program if the `with` block takes longer; a reader that waits for it then returns."""
 
         def expire() -> None:
             self._timed_out = timeout_s
@@ -103,7 +103,7 @@ class Program:
         return self._process.poll() is not None
 
     def failure(self) -> PeerFailure:
-        """The reason for a missing answer."""
+        """Returns the reason for a missing answer."""
         if self._timed_out is not None:
             return PeerFailure(f"it took longer than {self._timed_out:g} s")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -130,7 +130,7 @@ class Program:
 
 @contextlib.contextmanager
 def neighbour(wanted: bool, env: Mapping[str, str]) -> Iterator[None]:
-    """Another process that uses a whole core, as long as the body runs."""
+    """Runs another process that uses a whole core during the `with` block, if `wanted`."""
     if not wanted:
         yield
         return
@@ -146,7 +146,7 @@ def neighbour(wanted: bool, env: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, on which every program is ended."""
+    """Makes SIGTERM raise KeyboardInterrupt, so that the callers' cleanup ends every program."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""What one pass of any tokens of any slots costs beside passes of equal lengths: `python -m benchmarks.ragged`.
+"""Compares one pass over any tokens of any slots with several passes of equal lengths: `python -m benchmarks.ragged`.
 
-Milliseconds of CPU time of one thread, the least of several rounds in which all cases take turns: other programs on
-the machine count little.
+The figures are milliseconds of CPU time of one thread, so that other programs on the machine matter little. All cases
+take turns in several rounds; the least time counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llamabatch.llama import library
 from llamabatch.llama.model import Model
 from llamabatch.planning.cpu import cpu_name
 
-Spans = list[tuple[int, int, int]]  # slot, position of the first token, tokens; the last one is an output
+Spans = list[tuple[int, int, int]]  # slot, position of the first token, number of tokens; the last has logits
 N_SLOTS, CELLS, TOKENS = 32, 512, 1024
 GAPS: Spans = [(2 * i, 200 + i, 1) for i in range(16)]
 ROWS: Spans = [(i, 200, 1) for i in range(16)]
@@ -42,7 +42,7 @@ CASES: dict[str, list[Spans]] = {
 
 
 def measured(path: Path, rounds: int) -> dict[str, Any]:
-    """The report: milliseconds by case."""
+    """Returns the report, with milliseconds by case."""
     lib = library.load()
     model = Model(path, EngineConfig(str(path)))
     params = lib.llama_context_default_params()

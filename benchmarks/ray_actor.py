@@ -1,10 +1,10 @@
-"""An actor of Ray Data against LLM.generate in one process, and two actors against two instances.
+"""Compares an actor of Ray Data with LLM.generate in one process, and two actors with two instances.
 
     python -m benchmarks.ray_actor [--model tiny] [--part one|two]... [--rows 2000] [--rounds 3] [--json FILE]
 
-Each round computes the same rows both ways, each first in turn. Starts do not count: the time of `list` is that of
-LLM.generate alone, that of `actor` runs from the begin of the first batch in an actor with a loaded engine to the end
-of the last batch. `overall` is the time of the whole dataset, with Ray's start of actors and their load.
+Each round computes the same rows both ways; the way that runs first alternates. Starts do not count: `list` measures
+LLM.generate alone, and `actor` measures from the begin of the first batch, in an actor with a loaded engine, to the end
+of the last batch. `overall_s` is the time of the whole dataset, including the start of the actors and their loading.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from llamabatch import LLM, SamplingParams
 from llamabatch.planning.machine import Machine
 
 MOST_SLOWER = 0.03
-"""Of one actor, in its time over that of the list, less 1."""
+"""The largest allowed share by which one actor may take longer than the list."""
 
 
 PARTS = {"one": 1, "two": 2}
-"""Actors, and instances of the list."""
+"""The number of actors, and of the list's instances, by part."""
 
 
 def prompts_of(n_rows: int) -> list[str]:
-    """Prompts of about 10 tokens that differ from their beginning on."""
+    """Returns prompts of about 10 tokens that differ from their beginning on."""
     return [f"{i} guests came to the inn, and told:" for i in range(n_rows)]
 
 
 def of_list(model: str, prompts: list[str], params: SamplingParams, **options: Any) -> dict[str, float]:
-    """Seconds and generated tokens of LLM.generate."""
+    """Returns seconds and generated tokens of LLM.generate."""
     with LLM(model, isolate=True, **options) as llm:
         llm.generate(prompts[:2], params)
         start = time.perf_counter()
@@ -50,7 +50,7 @@ def of_list(model: str, prompts: list[str], params: SamplingParams, **options: A
 def of_actors(
     model: str, prompts: list[str], params: SamplingParams, n_actors: int, **options: Any
 ) -> dict[str, float]:
-    """Seconds and generated tokens of Ray Data with so many actors, from the first batch to the last."""
+    """Returns seconds and generated tokens of Ray Data with `n_actors` actors, from the first batch to the last."""
     import pyarrow
     import ray
 
@@ -59,7 +59,7 @@ def of_actors(
     plain = over_ray._Actor
 
     class Timed(plain):  # type: ignore[misc,valid-type]
-        """Loads the engine before the first batch; each batch has the times of its begin and its end."""
+        """Loads the engine before the first batch, and adds the begin and end times to each batch."""
 
         def __init__(self, generate: Any) -> None:
             super().__init__(generate)
@@ -99,8 +99,9 @@ def measure(
     threads: int,
     save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """The parts of PARTS, each with its rounds, the median ratio of times, and its spread. `save` gets what is there
-    after each round.
+    """Returns for each part its rounds, the median ratio of times, and the least and largest ratio.
+
+    `save` gets the result so far after each round.
     """
     import ray
 

@@ -1,9 +1,9 @@
-"""The first token through Ray Serve beside `llamabatch serve`, and the CPU of a piece; see docs/ray.md.
+"""Measures first tokens through Ray Serve beside `llamabatch serve`, and the CPU time of a streamed piece; docs/ray.md.
 
 .venv-scale/bin/python -m benchmarks.ray_serve [--proxy haproxy|python]... [--rounds N] [--model NAME] [--threads N]
 
-Both servers stand at once, and one of them is asked: engines without work sleep. Ray reads what proxy it has when it is
-imported, so that each proxy is measured by a process of its own.
+Both servers run at once, but only one gets requests at a time, since an engine without work sleeps. Ray chooses its
+proxy when it is imported, so each proxy is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from benchmarks.workloads import Job, Shape, Workload
 from llamabatch.planning.machine import Machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "ray-serve.json"
-MOST_FIRST_MS = 8.0  # later than `llamabatch serve`, at one stream
+MOST_FIRST_MS = 8.0  # largest delay of a first token behind `llamabatch serve`, with one stream
 SINGLE = Workload("one stream", "tiny", (Shape(32, 8),), n_ctx=512)
 STREAMS = Workload("streams", "tiny", (Shape(32, 256),), n_ctx=512)
 N_FIRST = 15
 N_STREAMS = 8
-N_TIMES = 8  # so that the ticks of 10 ms in which a process' time is counted do not matter
+N_TIMES = 8  # repetitions, since the system counts CPU time in ticks of 10 ms
 PROXIES = {
     "haproxy": {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the cluster ends with the measurement
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the cluster need not drain at its end
     },
     "python": {},
 }
-_PASSING = ("ProxyActor", "haproxy", "Ingress")  # the processes that pass a piece on, by their names
+_PASSING = ("ProxyActor", "haproxy", "Ingress")  # parts of the names of processes that forward pieces
 _STORE_BYTES = 200_000_000
 
 
 @contextlib.contextmanager
 def open_serve(model: str, engine: dict[str, Any]) -> Iterator[int]:
-    """One replica behind Ray Serve, on a cluster of this machine; its port."""
+    """Starts one replica behind Ray Serve, on a cluster of this machine; yields its port."""
     import ray
     from ray import serve
 
@@ -67,7 +67,7 @@ def open_serve(model: str, engine: dict[str, Any]) -> Iterator[int]:
         ray.init(object_store_memory=_STORE_BYTES, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
         try:
             serve.start(http_options={"host": HOST, "port": port})
-            options = {"no_key": True}  # behind HAProxy callers have no address
+            options = {"no_key": True}  # behind HAProxy the server sees no addresses of callers
             replica = {"num_cpus": 0.5}
             serve.run(serve_app(model, num_replicas=1, ray_actor_options=replica, server_options=options, **engine))
             yield port
@@ -77,7 +77,7 @@ def open_serve(model: str, engine: dict[str, Any]) -> Iterator[int]:
 
 
 def passing_s() -> dict[str, float]:
-    """Seconds of CPU that the processes of Serve through which pieces go have used, by their kind."""
+    """Returns the CPU seconds of Serve's processes that forward pieces, by kind of process."""
     used: dict[str, float] = {}
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -88,7 +88,7 @@ def passing_s() -> dict[str, float]:
 
 
 def pieces_of(port: int, job: Job) -> int:
-    """The events of one stream."""
+    """Runs one stream and returns the number of its events."""
     connection = http.client.HTTPConnection(HOST, port, timeout=120)
     try:
         connection.request("POST", "/v1/completions", json.dumps(body_of(job)), {"Content-Type": "application/json"})
@@ -102,7 +102,7 @@ def pieces_of(port: int, job: Job) -> int:
 
 
 def at_once(port: int, jobs: list[Job]) -> int:
-    """The pieces of so many streams at once."""
+    """Runs all jobs as streams at once and returns the number of their pieces."""
     found: list[int] = []
     threads = [threading.Thread(target=lambda job=job: found.append(pieces_of(port, job))) for job in jobs]
     for each in threads:
@@ -115,7 +115,7 @@ def at_once(port: int, jobs: list[Job]) -> int:
 
 
 def measure(ports: dict[str, int], n_vocab: int, n_rounds: int) -> dict[str, Any]:
-    """First tokens in turn, each server first once; then the CPU of the processes that pass pieces on."""
+    """Measures first tokens of both servers in turn, then the CPU time of the processes that forward pieces."""
     firsts: dict[str, list[float]] = {name: [] for name in ports}
     many = dataclasses.replace(SINGLE, shapes=SINGLE.shapes * N_FIRST)
     for number in range(-1, n_rounds):  # the first round is not counted
@@ -149,7 +149,7 @@ def measure(ports: dict[str, int], n_vocab: int, n_rounds: int) -> dict[str, Any
 
 
 def of_proxy(proxy: str, n_rounds: int, model: str, threads: int) -> dict[str, Any]:
-    """Figures behind one proxy; call it once in a process."""
+    """Returns the figures behind one proxy. A process may call it only once."""
     env = environment(os.environ)
     os.environ.update(PROXIES[proxy])
     with contextlib.ExitStack() as stack:
@@ -161,7 +161,7 @@ def of_proxy(proxy: str, n_rounds: int, model: str, threads: int) -> dict[str, A
 
 
 def in_child(proxy: str, n_rounds: int, model: str, threads: int) -> dict[str, Any]:
-    """of_proxy in a process of its own."""
+    """Runs of_proxy in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "found.json"
         command = [

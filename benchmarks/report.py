@@ -1,4 +1,4 @@
-"""Medians, ratios and targets, as data, as a table and as JSON."""
+"""Turns results into medians, ratios and targets, as data, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.rounds import Series
 from llamabatch.utils.format import seconds, significant
 
 OURS, LOOP, LIMIT = "ours", "Llama loop", "limit"
-# As people get it, and from the tree that ours is built from; each with its defaults and with its best flags.
+# llama-server as people get it, and built from our tree; each with its defaults and with its best flags.
 STOCK, STOCK_BEST = "llama-server, stock", "llama-server, stock, best flags"
 PATCHED, PATCHED_BEST = "llama-server, patched", "llama-server, patched, best flags"
 SERVERS = (STOCK, STOCK_BEST, PATCHED, PATCHED_BEST)
 OPENVINO, OPENVINO_BEST = "OpenVINO GenAI", "OpenVINO GenAI, best settings"
 SCHEMA_VERSION = 1
 
-# Tokens/s of ours over the peer's, at least.
+# The least ratios of our tokens/s to the peer's, by workload.
 TARGETS: Mapping[str, Mapping[str, float]] = {
     "burst": {STOCK: 2.5, STOCK_BEST: 2.5, PATCHED: 1.55, PATCHED_BEST: 1.15, LOOP: 4.5, LIMIT: 0.95},
     "burst, 1B Q4_K_M": {STOCK: 2.0, STOCK_BEST: 2.0},
@@ -41,19 +41,19 @@ TARGETS: Mapping[str, Mapping[str, float]] = {
     "shared prefix, window": {},
     "second turn, window": {},
 }
-# Figures of ours over the peer's, at most.
+# The largest ratios of our figures to the peer's.
 MOST_GAP = 0.5  # p95 gap between tokens, over any llama-server's
-# First token of ours over the peer's, at most.
+# Time to the first token, by workload.
 FIRST_TOKENS: Mapping[str, Mapping[str, float]] = {"one long prompt": {STOCK: 1 / 1.3, STOCK_BEST: 1 / 1.3}}
 MOST_MEMORY = 1.0  # peak memory, over any llama-server's
-GAPS = ("long prompt among talkers",)  # workloads whose gaps have that target
-MOST_FIRST_TOKEN = 1.1  # of a single request, over the loop's
-MOST_MORE_LOAD_S = 0.3  # load time, beyond the loop's
+GAPS = ("long prompt among talkers",)  # workloads that MOST_GAP applies to
+MOST_FIRST_TOKEN = 1.1  # first token of a single request, over the loop's
+MOST_MORE_LOAD_S = 0.3  # seconds that our load may take longer than the loop's
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours over a peer: both medians, and the target."""
+    """One figure of ours and of a peer: both medians, and the target of their ratio."""
 
     workload: str
     figure: str
@@ -94,7 +94,7 @@ def median_memory(series: Series) -> float | None:
 
 
 def compare(series: Sequence[Series]) -> list[Comparison]:
-    """Ours over every other peer, workload by workload, where both have figures."""
+    """Returns the comparisons of ours with every other peer, for each workload and figure that both have."""
     ours = {row.workload: row for row in series if row.peer == OURS}
     found: list[Comparison] = []
     for row in series:
@@ -115,7 +115,7 @@ def compare(series: Sequence[Series]) -> list[Comparison]:
 
 
 def table(series: Sequence[Series], comparisons: Sequence[Comparison], workload: str) -> Table:
-    """One workload: a row a peer."""
+    """Returns the table of one workload, with a row for each peer."""
     rows = [row for row in series if row.workload == workload]
     ratios = {(c.peer, c.figure): c for c in comparisons if c.workload == workload}
     streamed = any(median_gap(row) for row in rows)
@@ -157,7 +157,7 @@ def _mark(comparison: Comparison) -> str:
 def document(
     facts: Mapping[str, Any], options: Mapping[str, Any], series: Sequence[Series], more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The JSON file. Seconds, bytes, tokens/s; docs/benchmarks.md describes it."""
+    """Returns the content of the JSON file, in seconds, bytes and tokens/s. docs/benchmarks.md describes the file."""
     return {
         "schema_version": SCHEMA_VERSION,
         **facts,
@@ -198,7 +198,7 @@ def _series(row: Series) -> dict[str, Any]:
 
 
 def _facts(row: Series) -> dict[str, Any]:
-    """Facts that the peer gave in its last round, without those of one round or of one machine's folders."""
+    """Returns the facts of the peer's last round, except facts about that round only and about local folders."""
     said = row.results[-1].facts if row.results else {}
     return {name: value for name, value in said.items() if name not in ("counts", "folder", "first_token_s", "address")}
 
@@ -216,7 +216,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def idle_table(idle: Mapping[str, Any]) -> Table:
-    """A single request and the load, from idle.document."""
+    """Returns a table of a single request and the load time, from the result of idle.document."""
     shown = Table("one request, nothing else running", "ours", "Llama loop", "target")
     ours, loop = idle["median"]["ours"], idle["median"]["Llama loop"]
     ratio, more = idle["ttft_ratio"], idle["more_load_s"]

@@ -1,4 +1,4 @@
-"""Alternating rounds: every peer once, then every peer again, so that drift of the machine meets all alike."""
+"""Alternating rounds: every peer runs once, then every peer again, so that a drift of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(
     after_round: Callable[[list[Series]], None],
     seed: int = 0,
 ) -> list[Series]:
-    """All peers on all workloads, so many rounds; the ids of a round are the same for all peers.
+    """Measures all peers on all workloads in `rounds` rounds. All peers get the same token ids in a round.
 
     Args:
         after_round: gets the results so far, after each round of a workload.
@@ -42,7 +42,7 @@ def run(
         measured = [peer for peer in peers if peer.applies(workload)]
         series += rows
         for number in range(rounds):
-            # each peer begins once: the first one meets a colder machine
+            # each round begins with another peer, since the first one finds a colder machine
             for at in turned(len(rows), number):
                 if rows[at].failure is None:
                     _measure(setup, workload, measured[at], rows[at], f"{seed}-{workload.name}-{number}", say)
@@ -51,7 +51,7 @@ def run(
 
 
 def turned(n: int, by: int) -> list[int]:
-    """The numbers below n in order, from another one on."""
+    """Returns the numbers below n in order, from `by` on and then again from 0."""
     return [(i + by) % n for i in range(n)]
 
 

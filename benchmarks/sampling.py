@@ -1,9 +1,10 @@
-"""Microseconds that sampling one row takes: the compiled helper, numpy, and llama.cpp's own chain called from Python.
+"""Measures microseconds to sample one row: the compiled helper, numpy, and llama.cpp's own chain called from Python.
 
     python benchmarks/sampling.py [--json FILE] [--rows 8] [--rounds 9]
 
-Random logits, normal with a standard deviation of 3, about as far apart as a trained model's; one core; the best of the
-rounds, which take turns. For llama.cpp the copy of the row into its candidates counts, as its chain needs it.
+The logits are random, normal with a standard deviation of 3, about that of a trained model. All samplers use one core
+and take turns; the best round counts. llama.cpp's time includes the copy of the row into its candidates, since its
+chain needs that copy.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Chain:
 
 
 def measure(n_vocab: int, options: dict[str, Any], n_rows: int, rounds: int) -> dict[str, float]:
-    """Microseconds a row, by sampler."""
+    """Returns microseconds a row, by sampler."""
     rows = np.random.default_rng(n_vocab).normal(0, 3, (n_rows, n_vocab)).astype(np.float32)
     params = fill(SamplingParams(**options))
     history = [int(i) for i in np.random.default_rng(0).integers(0, n_vocab, N_PENALISED)] if params.penalised else []

@@ -1,9 +1,10 @@
-"""The gaps between streamed tokens of a server's clients while a batch runs beside them: `make bench-server`, too.
+"""Measures the gaps between streamed tokens of clients while a batch runs beside them; part of `make bench-server`.
 
     python -m benchmarks.server_batch [--shape 0.5b|tiny] [--quick] [--rounds N] [--json FILE]
 
-Rounds without and with a batch take turns. Each has the gaps between two tokens as clients see them over HTTP (median,
-p95, p99 and the longest), and the tokens a second of the clients and of the batch; before them the batch runs alone.
+Rounds without and with a batch take turns. Each round measures the gaps between two tokens as clients see them over
+HTTP (median, p95, p99 and the longest), and the tokens a second of the clients and of the batch. Before all rounds the
+batch runs alone.
 """
 
 from __future__ import annotations
@@ -35,20 +36,24 @@ from llamabatch.planning.machine import Machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "server-batch.json"
 MOST_RATIO = 1.2
-"""Of the 99th percentile of the gaps beside a batch over that without one."""
+"""The largest allowed ratio of the gaps' 99th percentile beside a batch to that without one."""
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 _PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Clients that ask again as soon as they have their answer, and a batch that is larger than all rounds.
+    """Clients that ask again as soon as they have their answer, and a batch that lasts longer than all rounds.
 
     Attributes:
-        model: its name in the setup.
-        people: clients; turns: requests of each in a round; tokens: of each answer.
-        lines: of the batch; words: of each of its prompts; batch_tokens: of each of its answers.
-        alone_s: seconds of the batch alone.
+        model: name of the model in the setup.
+        people: number of clients.
+        turns: requests of each client in a round.
+        tokens: tokens of each answer to a client.
+        lines: lines of the batch.
+        words: words of each prompt of the batch.
+        batch_tokens: tokens of each answer of the batch.
+        alone_s: least seconds that the batch runs alone.
     """
 
     model: str
@@ -70,7 +75,7 @@ BESIDE = {"0.5b": Beside("synth"), "tiny": Beside("tiny")}
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> dict[str, Any]:
-    """The JSON of an answer. Raises PeerFailure for any status but 200."""
+    """Sends a request and returns the JSON of the answer. Raises PeerFailure for any status but 200."""
     connection = http.client.HTTPConnection(HOST, port, timeout=_PATIENCE_S)
     try:
         connection.request(method, path, body, {"Content-Type": kind} if body else {})
@@ -85,10 +90,10 @@ def ask(port: int, method: str, path: str, body: bytes = b"", kind: str = "appli
 
 
 def gaps_of(connection: http.client.HTTPConnection, prompt: str, tokens: int) -> list[float]:
-    """Seconds between the pieces of one streamed answer, the first one aside."""
+    """Returns the seconds between the pieces of one streamed answer, without the first piece."""
     messages = [{"role": "user", "content": prompt}]
     body = {"messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True, **SAMPLING}
-    body["return_token_ids"] = True  # an event for each step, also where its text waits for the rest of a character
+    body["return_token_ids"] = True  # so that each step sends an event, even in the middle of a character
     connection.request("POST", "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
@@ -101,7 +106,7 @@ def gaps_of(connection: http.client.HTTPConnection, prompt: str, tokens: int) ->
 
 
 def interactive(port: int, beside: Beside, turns: int, name: str) -> list[float]:
-    """Gaps of all clients. Raises PeerFailure where one of them failed."""
+    """Runs all clients and returns their gaps. Raises PeerFailure if a client fails."""
     gaps: list[float] = []
     failures: list[BaseException] = []
 
@@ -127,7 +132,7 @@ def interactive(port: int, beside: Beside, turns: int, name: str) -> list[float]
 
 
 class Batch:
-    """A batch that runs; a context manager, which cancels it."""
+    """A batch that runs during a `with` block and is cancelled at its end."""
 
     def __init__(self, port: int, beside: Beside) -> None:
         self._port = port
@@ -162,7 +167,7 @@ class Batch:
 
     @property
     def done(self) -> int:
-        """Lines that have their answer."""
+        """The number of lines that have an answer."""
         return int(ask(self._port, "GET", f"/v1/batches/{self._id}")["request_counts"]["completed"])
 
     def _status(self) -> str:
@@ -177,11 +182,11 @@ class Batch:
 
 
 def one_round(server: Server, beside: Beside, name: str, *, with_batch: bool) -> dict[str, Any]:
-    """Gaps in milliseconds, and tokens a second of the clients and of the batch."""
+    """Returns the gaps in milliseconds, and the tokens a second of the clients and of the batch."""
     if not with_batch:
         return _counted(server, beside, name, None)
     with Batch(server.port, beside) as batch:
-        interactive(server.port, beside, 1, f"{name}-first")  # the cost of the batch's rows is learnt
+        interactive(server.port, beside, 1, f"{name}-first")  # the engine learns the cost of the batch's rows
         return _counted(server, beside, name, batch)
 
 
@@ -201,15 +206,17 @@ def _counted(server: Server, beside: Beside, name: str, batch: Batch | None) -> 
 
 
 def percentiles_ms(gaps: Sequence[float]) -> dict[str, float]:
-    """Median, p95, p99 and the longest of gaps in seconds, as milliseconds. Raises PeerFailure for none."""
+    """Returns median, p95, p99 and the longest of `gaps` (seconds) in milliseconds. Raises PeerFailure without gaps."""
     if not gaps:
         raise PeerFailure("a round has brought no two tokens")
     return {name: 1000 * (percentile(gaps, percent) or 0.0) for name, percent in _PERCENTILES.items()}
 
 
 def alone(server: Server, beside: Beside) -> dict[str, float]:
-    """Lines and tokens a second of a batch with nothing beside it, over some seconds and a turn of all slots at least:
-    they begin together, so that a part of a turn would have prompts alone, or outputs alone."""
+    """Returns lines and tokens a second of a batch that runs alone, for `alone_s` seconds and one line a slot at least.
+
+    All slots begin together, so a shorter time might contain only prefill or only decode.
+    """
     with Batch(server.port, beside) as batch:
         until = time.monotonic() + _PATIENCE_S
         while not batch.done:
@@ -231,10 +238,10 @@ def alone(server: Server, beside: Beside) -> dict[str, float]:
 
 
 def measure(setup: Setup, beside: Beside, n_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """The batch alone, then rounds without and with it in turn, each first in turn.
+    """Measures the batch alone, then rounds without and with it; their order alternates.
 
     Args:
-        folder: for the data of the server.
+        folder: folder for the server's data.
     """
     engine = engine_options(setup, beside.n_ctx, beside.n_slots) | {"instances": 1}
     found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside a batch": []}
@@ -254,7 +261,7 @@ def measure(setup: Setup, beside: Beside, n_rounds: int, folder: Path, say: Call
 
 
 def summary(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over rounds, and the ratios of each round with the one without a batch beside it."""
+    """Returns medians over rounds, and for each round the ratios of the gaps with a batch to those without."""
     gaps = {
         way: {name: statistics.median(each["gaps_ms"][name] for each in results) for name in _PERCENTILES}
         for way, results in found.items()

@@ -1,4 +1,4 @@
-"""The server over HTTP beside the library and beside llama-server: `make bench-server`; see docs/benchmarks.md.
+"""Measures the server over HTTP beside the library and llama-server: `make bench-server`; see docs/benchmarks.md.
 
 python -m benchmarks.server_http [--quick] [--part NAME]... [--rounds N] [--json FILE]
 """
@@ -41,9 +41,9 @@ from llamabatch.planning.machine import Machine
 RESULTS = Path(__file__).resolve().parent / "results" / "server-http.json"
 PARTS = ("tiny", "0.5b", "first token", "idle", "batch", "llama-server")
 BESIDE_LLAMA_SERVER = ("burst", "ragged", "shared prefix")
-MOST_CPU_US = 25.0  # of the server's process for a token, the engine's child aside
-MOST_FIRST_MS = 2.0  # later than the library's first token, at one stream
-LEAST_OF_LIBRARY = 0.97  # of the library's speed, where llama-server is measured, too
+MOST_CPU_US = 25.0  # CPU time a token of the server's process, without its child, the engine
+MOST_FIRST_MS = 2.0  # largest delay of a first token behind the library's, with one stream
+LEAST_OF_LIBRARY = 0.97  # least share of the library's speed, in the part "llama-server"
 _WAYS = ("list", "streamed", "http")
 _IDLE_CONNECTIONS = 1000
 _LOAD_TIMEOUT_S = 300
@@ -51,14 +51,14 @@ _LOAD_TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Load:
-    """Requests as a list, and the same ones through 32 streams, all of them to their end.
+    """Requests that run as one list, and the same requests through 32 streams, all to their end.
 
-    A window of time instead would count the prompts of requests that it cuts off, and not their tokens.
+    A measurement of fixed length would count the prompts of requests that it cuts off, but not their tokens.
 
     Attributes:
-        at_least: the speed over HTTP as a share of the list's.
-        most_cpu_us: of the server's process for a token; None where steps are so slow that its clock's ticks between
-            them count for more than tokens.
+        at_least: least speed over HTTP, as a share of the list's.
+        most_cpu_us: most CPU microseconds a token of the server's process; None if steps are so slow that the ticks of
+            the server's clock between steps cost more than the tokens.
     """
 
     name: str
@@ -92,7 +92,7 @@ def _open_server(setup: Setup, workload: Workload) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def open_library(setup: Setup, workload: Workload) -> Iterator[ChildSession]:
-    """LLM(isolate=True) with the same options."""
+    """Starts LLM(isolate=True) with the server's options, in a child program."""
     start = {
         "model": str(setup.models[workload.model].path), "engine": engine_options(setup, workload.n_ctx),
         "sampling": SAMPLING,
@@ -105,10 +105,10 @@ def open_library(setup: Setup, workload: Workload) -> Iterator[ChildSession]:
 
 
 def wrk(port: int, bodies: Path, n_requests: int) -> tuple[float, float]:
-    """The requests of a file over 32 connections, each one after another. Returns seconds, and its CPU's seconds.
+    """Sends the requests of a file over 32 connections with wrk. Returns the seconds, and wrk's CPU seconds.
 
     Raises:
-        PeerFailure: a request failed, or wrk is not there.
+        PeerFailure: a request failed, or wrk is not installed.
     """
     program = shutil.which("wrk")
     if program is None:
@@ -135,7 +135,7 @@ def wrk(port: int, bodies: Path, n_requests: int) -> tuple[float, float]:
 
 
 def over_http(server: Server, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
-    """One round of wrk; the tokens are those that the server's engine counts."""
+    """Runs one round of wrk and returns its figures. The server's engine counts the tokens."""
     bodies = folder / "bodies.jsonl"
     bodies.write_text("".join(json.dumps(body_of(job)) + "\n" for job in jobs), encoding="utf-8")
     own, engine = server.process, server.children
@@ -160,7 +160,7 @@ def in_library(session: ChildSession, way: str, jobs: Sequence[Job]) -> dict[str
 
 
 def measure_load(setup: Setup, load: Load, n_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """List, streamed and HTTP in turn, each first once."""
+    """Measures list, streamed and HTTP in turn; each round begins with another one."""
     n_vocab = setup.models[load.workload.model].n_vocab
     many = dataclasses.replace(load.workload, shapes=load.workload.shapes * load.n_requests)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
@@ -184,7 +184,7 @@ def measure_load(setup: Setup, load: Load, n_rounds: int, folder: Path, say: Cal
 
 
 def summary(load: Load, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians of speeds and of processor times a token, and ratios of the rounds with the list of the same round."""
+    """Returns medians of speeds and of CPU times a token, and ratios to the list of the same round."""
     if not all(each["tokens"] for results in found.values() for each in results):
         raise PeerFailure("a round has brought no token")
     speeds = {way: [each["tokens"] / each["wall_s"] for each in results] for way, results in found.items()}
@@ -212,7 +212,7 @@ def summary(load: Load, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any
 
 
 def first_token_s(connection: http.client.HTTPConnection, job: Job) -> float:
-    """Seconds from the request to its first event with a text."""
+    """Returns the seconds from the request to the first event of its stream."""
     body = json.dumps(body_of(job)).encode()
     began = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -228,7 +228,7 @@ def first_token_s(connection: http.client.HTTPConnection, job: Job) -> float:
 
 
 def measure_first(setup: Setup, n_rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """The first token of one stream at a time, over HTTP and in the library, in turn."""
+    """Measures the first token of one stream at a time, over HTTP and in the library in turn."""
     n_vocab = setup.models[SINGLE.model].n_vocab
     many = dataclasses.replace(SINGLE, shapes=SINGLE.shapes * _N_FIRST)
     found: dict[str, list[float]] = {"library": [], "http": []}
@@ -251,7 +251,7 @@ def measure_first(setup: Setup, n_rounds: int, say: Callable[[str], None]) -> di
 
 
 def measure_idle(setup: Setup, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Memory and processor time of a server with 1,000 connections that have asked once and are kept open."""
+    """Measures memory and CPU time of a server with 1,000 connections that stay open after one request each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _IDLE_CONNECTIONS + 100
     if soft < wanted:
@@ -288,7 +288,7 @@ def measure_idle(setup: Setup, seconds: float, say: Callable[[str], None]) -> di
 def measure_peers(
     setup: Setup, workloads: Sequence[Workload], best: Remembered, n_rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Library, server and llama-server on the same workloads, not streamed, in turn.
+    """Measures library, server and llama-server in turn on the same workloads, not streamed.
 
     Args:
         best: flags of the stock llama-server, which also runs with its defaults.
@@ -306,7 +306,7 @@ def measure_peers(
 
 
 def beside_llama_server(workloads: Sequence[Workload], series: Sequence[rounds.Series]) -> dict[str, Any]:
-    """Speeds, and those of our server over the stock llama-server's beside what the library reaches there."""
+    """Returns all speeds, and targets of our server's ratio to the stock llama-server, as a share of the library's."""
     found: dict[str, Any] = {}
     for workload in workloads:
         rows = {row.peer: row for row in series if row.workload == workload.name}
@@ -366,7 +366,7 @@ def main(
         about["options"] = {"rounds": n_rounds, "quick": quick, "threads": setup.threads, "streams": N_SLOTS}
 
         def run(part: str, measure: Callable[[], dict[str, Any]]) -> None:
-            """Each part is kept as soon as it is known; a failure leaves it out."""
+            """Measures a part and writes the file at once. A failure takes the place of the part's figures."""
             try:
                 found[part] = measure()
             except PeerFailure as failure:

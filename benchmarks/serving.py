@@ -1,4 +1,4 @@
-"""`llamabatch serve` in a process of its own, and figures beside their targets: what benchmarks of the server share."""
+"""The common part of the server's benchmarks: `llamabatch serve` in a process, and figures beside their targets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from llamabatch.planning.machine import Machine
 def make_setup(
     env: dict[str, str], models: set[str], threads: int, say: Callable[[str], None], *, with_peers: bool = False
 ) -> Setup:
-    """This checkout with these models.
+    """Returns a setup of this checkout with these models.
 
     Args:
-        with_peers: llama-server, too, patched and stock.
+        with_peers: adds llama-server, patched and stock.
     """
     return Setup(
         models=places.models(models, say),
@@ -60,7 +60,7 @@ class Server:
         return found
 
     def generated(self) -> int:
-        """Tokens generated since its start."""
+        """Returns the number of tokens that the server has generated since its start."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
         try:
             connection.request("GET", "/metrics")
@@ -73,10 +73,12 @@ class Server:
 
 @contextlib.contextmanager
 def open_server(setup: Setup, model: str, engine: dict[str, Any], flags: tuple[str, ...] = ()) -> Iterator[Server]:
-    """The server, ready; it ends with the body.
+    """Starts a server and yields it when it is ready; the server ends with the `with` block.
 
     Args:
-        model: its name in the setup. engine: options. flags: further ones of `llamabatch serve`.
+        model: name of the model in the setup.
+        engine: options of the engine.
+        flags: more flags of `llamabatch serve`.
     """
     port = free_port()
     options = [f"--{name.replace('_', '-')}={value}" for name, value in engine.items()]
@@ -93,15 +95,15 @@ def open_server(setup: Setup, model: str, engine: dict[str, Any], flags: tuple[s
 
 
 def engine_options(setup: Setup, n_ctx: int, n_slots: int = N_SLOTS) -> dict[str, Any]:
-    """As the peers of benchmarks/bench.py: slots and context are given, the rest is the engine's own choice."""
+    """Returns engine options as in benchmarks/bench.py: slots and context are given, the engine chooses the rest."""
     engine: dict[str, Any] = {"n_slots": n_slots, "n_ctx": n_ctx}
-    if setup.threads != Machine.here().cores:  # as many as are given, in one engine
+    if setup.threads != Machine.here().cores:  # batched: one engine uses exactly the given threads
         engine |= {"n_threads": setup.threads, "n_threads_batch": setup.threads, "strategy": "batched"}
     return engine
 
 
 def target(value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    """A figure beside its target."""
+    """Returns a figure with its target, and whether it is met."""
     if at_least is not None:
         return {"value": value, "at_least": at_least, "met": value >= at_least}
     assert at_most is not None
@@ -109,7 +111,7 @@ def target(value: float, *, at_least: float | None = None, at_most: float | None
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Each target of a result, with whether it was met."""
+    """Yields a line for each failure and each target of a result, with whether the target was met."""
     for part, entry in found.items():
         if "failure" in entry:
             yield f"{part}: {entry['failure']}"

@@ -2,7 +2,8 @@
 
     python -m benchmarks.stock [--backend auto|cpu|cuda|metal] [--force]
 
-The patches without which it does not build or crashes stay (`NEEDED`). Libraries and programs go to the user's cache.
+The build keeps the patches (`NEEDED`) without which llama.cpp does not build, or crashes. Libraries and programs are
+stored in the user's cache.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD
 
 
 def plan_of(plan: Plan) -> Plan:
-    """The same plan without our kernels, and with the needed patches alone."""
+    """Returns the same plan without our kernels and with only the needed patches."""
     return dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED}, kernels={})
 
 
 def tree(log: Path, folder: Path) -> Path:
-    """The top folder of the source, unpacked into `folder`, with the needed patches. Raises SetupFailure."""
+    """Unpacks the source into `folder`, applies the needed patches, returns the top folder. Raises SetupFailure."""
     unpacked = source.unpack(source.fetch(log), folder)
     for patch in source.patches():
         if patch.name in NEEDED:
@@ -40,10 +41,10 @@ def tree(log: Path, folder: Path) -> Path:
 
 
 def stock_programs(plan: Plan, force: bool = False) -> Path:
-    """The folder with llama-server and llama-batched-bench as they are elsewhere: from the cache, or built now.
+    """Returns the folder of llama-server and llama-batched-bench without our patches, from the cache or built now.
 
     Args:
-        plan: of the patched build; `plan_of` makes the stock one.
+        plan: plan of the patched build.
 
     Raises:
         SetupFailure: the build failed.
@@ -52,7 +53,7 @@ def stock_programs(plan: Plan, force: bool = False) -> Path:
 
 
 def libraries(plan: Plan) -> Path:
-    """The folder with libllama and ggml's libraries: from the cache, or built now. Raises SetupFailure."""
+    """Returns the folder of stock libllama and ggml's libraries, from the cache or built now. Raises SetupFailure."""
     plan = plan_of(plan)
     folder = cache_dir() / "stock" / plan.key
     if (folder / MARKER).is_file():

@@ -1,10 +1,10 @@
-"""Every strategy on four kinds of work: one request, a burst, a ragged list, a trickle.
+"""Measures every strategy on four kinds of work: one request, a burst, a ragged list, a trickle.
 
     python benchmarks/strategies.py -m tiny --rounds 3 --json benchmarks/results/strategies-tiny.json
 
-All strategies and the loop over llama_cpp.Llama run in children of this one process, in turn, for several rounds, on
-fresh random token ids each round, greedy, end-of-generation tokens ignored. Only ratios of one run count. The figure of
-a trickle is requests over their summed latency; of the others, generated tokens/s.
+All strategies and the loop over llama_cpp.Llama run in turn for several rounds, in children of this process. Each round
+has new random token ids, decoding is greedy and ignores end-of-generation tokens. Only ratios within one run count. The
+figure of a trickle is the number of requests over their summed latency; all other figures are generated tokens/s.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def requests(shapes: list[Shape], n_vocab: int, rng: random.Random) -> list[Requ
 
 
 def together(client: Client, shapes: list[Shape], rng: random.Random) -> float:
-    """Generated tokens/s of a list that is handed over at once."""
+    """Submits all requests at once and returns the generated tokens/s."""
     todo = requests(shapes, client.model.n_vocab, rng)
     events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def together(client: Client, shapes: list[Shape], rng: random.Random) -> float:
 
 
 def one_by_one(client: Client, shapes: list[Shape], rng: random.Random, gap_s: float) -> float:
-    """Requests over their summed latency, when one arrives every gap_s seconds."""
+    """Submits a request every gap_s seconds; returns the number of requests over their summed latency."""
     events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
     for shape in shapes:
         client.submit(requests([shape], client.model.n_vocab, rng), events.put)
@@ -100,7 +100,7 @@ def one_by_one(client: Client, shapes: list[Shape], rng: random.Random, gap_s: f
 
 
 def measure(strategy: str, config: dict[str, Any], seed: int, gap_s: float | None) -> dict[str, float]:
-    """One round of one strategy, in fresh children, after a warm-up."""
+    """Measures one round of one strategy in new child processes, after a warm-up."""
     client = connect(strategy, config)
     rng = random.Random(seed)
     try:
@@ -127,7 +127,7 @@ def options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(medians: dict[str, dict[str, float]], works: list[str]) -> Table:
-    """Medians, and in brackets the ratio to the best strategy of that work."""
+    """Returns a table of medians, with the ratio to the best strategy of each work in brackets."""
     shown = Table("strategy", *works)
     for strategy, figures in medians.items():
         best = {w: max(f[w] for f in medians.values() if w in f) for w in works}

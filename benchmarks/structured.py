@@ -1,12 +1,12 @@
-"""Constrained requests beside unconstrained ones: 32 in one batch, in alternating rounds.
+"""Compares constrained requests with unconstrained ones: 32 in one batch, in alternating rounds.
 
     python -m llamabatch synth llama-3.2-1b /tmp/1b.gguf
     python -m benchmarks.structured /tmp/1b.gguf --json benchmarks/results/structured.json
 
-All requests of a round have the same form and generate the same number of tokens; free ones ignore end-of-generation
-tokens, the forms are too long to end. The ratio is that of generated tokens/s, constrained over free, of neighbouring
-rounds; its interval is that of the median (order statistics, 95 %). Random weights sample random tokens, so that
-strings and whitespace are much longer than a trained model's.
+All requests of a round have the same form and generate the same number of tokens. Free requests ignore
+end-of-generation tokens; constrained ones have forms that are too long to end. The ratio compares generated tokens/s,
+constrained over free, within a round. The interval is a 95 % interval of the median ratio (order statistics). Random
+weights sample random tokens, so strings and whitespace are much longer than a trained model's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
 
 
 def tokens_per_s(llm: LLM, form: dict[str, Any] | None, rows: int, n_tokens: int, rng: random.Random) -> float:
-    """Of one round: `rows` fresh prompts of 32 random tokens."""
+    """Returns the generated tokens/s of one round, with `rows` new prompts of 32 random tokens."""
     prompts = [[rng.randrange(300, 1000) for _ in range(32)] for _ in range(rows)]  # ordinary in every vocabulary
     params = SamplingParams(
         structured_outputs=form,
@@ -72,7 +72,7 @@ def tokens_per_s(llm: LLM, form: dict[str, Any] | None, rows: int, n_tokens: int
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Of the median, by order statistics; all of them where there are fewer than six."""
+    """Returns an interval of the median by order statistics; the whole range of fewer than eight ratios."""
     ordered, n = sorted(ratios), len(ratios)
     cut = max(0, int(n / 2 - 0.98 * n**0.5))
     return ordered[cut], ordered[n - 1 - cut]
@@ -88,7 +88,7 @@ def main(model: str, rows: int, tokens: int, rounds: int, path: Path | None) -> 
     rng = random.Random(0)
     speeds: dict[str, list[float]] = {name: [] for name in FORMS}
     with LLM(model, strategy="batched", n_slots=rows, n_ctx=tokens + 32) as llm:
-        for form in FORMS.values():  # compiles, grows the context, builds the graphs
+        for form in FORMS.values():  # warm-up: compiles forms, grows the context, builds graphs
             tokens_per_s(llm, form, rows, 4, rng)
         for _ in range(rounds):
             for name, form in FORMS.items():

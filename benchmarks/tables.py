@@ -1,12 +1,12 @@
-"""The tables of README.md and docs/benchmarks.md, filled from the JSON of `make bench`.
+"""Fills the tables of README.md and docs/benchmarks.md from the JSON files of `make bench`.
 
 python -m benchmarks.tables [FILE.json]...
 
-Each table names its files. With FILES, which lie in benchmarks/results, the table that names one of them gets their
-figures, or the only table of a page does; the other tables are filled from the files that they name. README's columns
-are llamabatch, the stock llama-server, OpenVINO GenAI and the loop; docs/benchmarks.md has all peers. A file without
-the stock llama-server leaves README with the patched one, and the page says so. A workload of which a peer has fewer
-rounds than the file has at most is left out: its run was stopped.
+Each table names its files in benchmarks/results. FILES replace the files of the table that names one of them, or of a
+page's only table. All other tables are filled from the files that they name. README's columns are llamabatch, the stock
+llama-server, OpenVINO GenAI, the loop and the limit; docs/benchmarks.md has all peers. If the files have no stock
+llama-server, README shows the patched one and says so. The tables leave out a workload whose run was stopped: one of
+its peers has fewer rounds than the file's number of rounds.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ _OLDER = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of some files.
+    """The figures of some files.
 
     Attributes:
-        names: of the files.
+        names: names of the files.
         medians: (workload, peer) -> figure -> value.
-        rounds: the numbers of rounds, in ascending order.
-        searched: the best flags and settings of other programs were searched.
+        rounds: the numbers of rounds of the files, in ascending order.
+        searched: a search has found the best flags and settings of other programs.
         notes: sentences about figures that are older than a change.
     """
 
@@ -115,13 +115,13 @@ class Figures:
 
 
 def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
-    """The figures of files of `make bench`.
+    """Returns the figures of files of `make bench`.
 
     Args:
-        names: of files in `folder`, without .json.
+        names: names of files in `folder`, without .json.
 
     Raises:
-        click.ClickException: a file is missing, a cut run, or of another machine than the first.
+        click.ClickException: a file is missing, comes from a cut run, or from another machine than the first file.
     """
     medians: dict[tuple[str, str], Mapping[str, float | None]] = {}
     rounds: set[int] = set()
@@ -152,14 +152,14 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
 
 
 def _amx(document: Mapping[str, Any]) -> str:
-    """Whether a Xeon shows its AMX, as virtual machines need not."""
+    """Returns " with AMX" or " without AMX" for a Xeon, since a virtual machine may hide AMX; otherwise ""."""
     if "Xeon" not in document["machine"]["cpu"] or "cpu_flags" not in document:
         return ""
     return " with AMX" if "amx_int8" in document["cpu_flags"] else " without AMX"
 
 
 def _stopped(document: Mapping[str, Any]) -> set[str]:
-    """The workloads of which a peer has some rounds, but not all, or none and no failure: its run was stopped."""
+    """Returns the workloads whose run was stopped: a peer has only some rounds, or neither rounds nor a failure."""
     most = document["options"]["rounds"]
     return {
         row["workload"] for row in document["series"]
@@ -180,7 +180,7 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def block(figures: Figures, peers: Sequence[str], results: str) -> str:
-    """The caption and the table of those peers that have figures.
+    """Returns the caption and the table of the peers that have figures.
 
     Args:
         results: path from the page to the folder of results.
@@ -211,7 +211,7 @@ def block(figures: Figures, peers: Sequence[str], results: str) -> str:
 
 
 def _value(figures: Figures, workload: str, peer: str, figure: str) -> float | None:
-    """The median of a peer; of best settings the better of these and the defaults."""
+    """Returns the median of a peer. For best settings, it is the better median of best settings and defaults."""
     pair = next((each for each in (_STOCK, _OPENVINO) if each[1] == peer), (peer,))
     found = [figures.medians.get((workload, name), {}).get(figure) for name in pair]
     measured = [value for value in found if value]
@@ -236,7 +236,7 @@ def _cell(figure: str, peer: str, value: float | None, ours: float | None) -> st
 
 
 def fill(text: str, peers: Sequence[str], results: str, names: Sequence[str] = ()) -> str:
-    """A page with its table anew, from the files `names`, or else from those that its first line names."""
+    """Returns a page with its tables filled from the files `names`, or from the files that each table names."""
     tables = [set(found["files"].split()) for found in _BLOCK.finditer(text)]
     if not tables:
         raise click.ClickException(f"the page has no pair of lines {_BEGIN} FILE... --> and {_END}")
@@ -253,7 +253,7 @@ def fill(text: str, peers: Sequence[str], results: str, names: Sequence[str] = (
 
 
 def pages(names: Sequence[str] = ()) -> dict[Path, str]:
-    """The text of each page with its table anew."""
+    """Returns the text of each page with its tables filled again."""
     return {
         ROOT / page: fill((ROOT / page).read_text(encoding="utf-8"), peers, _results_from(page), names)
         for page, peers in PAGES.items()

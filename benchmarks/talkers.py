@@ -1,10 +1,10 @@
-"""Long prompts beside people who wait for tokens: what an early first token costs the others, ours and llama-server's.
+"""Measures long prompts beside talkers, ours and llama-server's: the cost of an early first token for the others.
 
     python -m benchmarks.talkers [--quick] [--rounds N] [--json FILE] [--plot FILE]
 
-Eight requests generate without an end; then two prompts of 1,500 tokens arrive at once. Measured are the time to the
-first token of the long prompts and the gaps between the talkers' tokens meanwhile: for ours over `prefill_share`, for
-the stock llama-server over `-b` and `-ub`, in alternating rounds. See docs/benchmarks.md.
+Eight requests, the talkers, generate without an end. Then two prompts of 1,500 tokens arrive at once. The program
+measures the time to the first token of the long prompts, and the gaps between the talkers' tokens meanwhile. It varies
+`prefill_share` of ours and `-b` and `-ub` of the stock llama-server, in alternating rounds. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ QUICK = Workload(
 
 @dataclass(frozen=True)
 class Setting:
-    """A peer with its place on a curve."""
+    """A peer with its server's name, and the value of the setting that the server's curve varies."""
 
     server: str
     value: float
@@ -74,7 +74,7 @@ def _flags(size: int) -> tuple[str, ...]:
 
 
 def first_tokens(result: Result, workload: Workload) -> list[float]:
-    """Seconds from the request of each long prompt to its first token."""
+    """Returns the seconds from the request of each long prompt to its first token."""
     return [
         times[0] - began
         for times, began, shape in zip(result.times_s, result.began_s, workload.shapes, strict=True)
@@ -83,9 +83,9 @@ def first_tokens(result: Result, workload: Workload) -> list[float]:
 
 
 def gaps_meanwhile(result: Result, workload: Workload) -> list[float]:
-    """Gaps between the talkers' tokens from the arrival of the prompts to the last of their first tokens.
+    """Returns the gaps between the talkers' tokens, from the arrival of the long prompts until all have a first token.
 
-    Those that lie there in part count, too.
+    A gap that lies only partly in that time counts.
     """
     pairs = list(zip(result.times_s, workload.shapes, strict=True))
     begin = min(at for at, shape in zip(result.began_s, workload.shapes, strict=True) if not shape.endless)
@@ -100,7 +100,7 @@ def gaps_meanwhile(result: Result, workload: Workload) -> list[float]:
 
 
 def figures(result: Result, workload: Workload) -> dict[str, Any]:
-    """The figures of one round; "failure" where the talkers were not talking all the time."""
+    """Returns the figures of one round, or a "failure" if a talker ended before the long prompts' first tokens."""
     first = first_tokens(result, workload)
     pairs = zip(result.times_s, workload.shapes, strict=True)
     silent = sum(shape.endless and len(times) >= shape.generated for times, shape in pairs)
@@ -117,10 +117,10 @@ def figures(result: Result, workload: Workload) -> dict[str, Any]:
 
 
 def points(found: Mapping[str, Sequence[Mapping[str, Any]]], chosen: Sequence[Setting]) -> list[Point]:
-    """A point for each setting whose rounds all have figures.
+    """Returns a point for each setting whose rounds all have figures.
 
     Args:
-        found: figures of the rounds, by the name of the peer.
+        found: figures of the rounds, by name of the peer.
     """
     made = []
     for setting in chosen:
@@ -135,7 +135,7 @@ def document(
     about: Mapping[str, Any], options: Mapping[str, Any], series: Sequence[rounds.Series],
     chosen: Sequence[Setting], workload: Workload,
 ) -> dict[str, Any]:  # fmt: skip
-    """The JSON file. Seconds; docs/benchmarks.md describes it."""
+    """Returns the content of the JSON file, with times in seconds. docs/benchmarks.md describes the file."""
     found = {row.peer: [figures(result, workload) for result in row.results] for row in series}
     made = points(found, chosen)
     rows = {row.peer: row for row in series}
@@ -159,7 +159,7 @@ def document(
 
 
 def lines(made: Mapping[str, Any]) -> list[str]:
-    """A line a setting, and a line a judged figure."""
+    """Returns a line for each setting, and a line for each judged figure."""
     names = ("first, s", "last, s", *(f"{name.removesuffix('_gap_s')}, ms" for name in FIGURES))
     text = [f"{'':36}" + "".join(f"{name:>10}" for name in names)]
     for row in made["curve"]:
@@ -193,7 +193,7 @@ def main(
     plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure ours and the stock llama-server over their settings, alternating, and draw both curves."""
-    env = environment(os.environ)  # before llama_cpp is loaded here, which may add to it
+    env = environment(os.environ)  # read first, since loading llama_cpp may add variables
     workload = QUICK if quick else WORKLOAD
     n_rounds = n_rounds or (1 if quick else 3)
     json_file = json_file or RESULTS / ("talkers-quick.json" if quick else "talkers.json")

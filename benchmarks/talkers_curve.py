@@ -1,4 +1,4 @@
-"""The curves of benchmarks/talkers.py: first token of long prompts against gaps, a point a setting, and the verdict."""
+"""The curves of benchmarks/talkers.py, first token of long prompts against gaps for each setting, and the verdict."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Point:
     """One server with one setting: the medians over its rounds, seconds.
 
     Attributes:
-        value: the share of the time, or the tokens of a batch.
-        first_s: from the arrival of the long prompts to their first tokens, the mean of them.
-        last_s: the same for the last of them.
-        gaps: by name of FIGURES, between the tokens of the talkers while a long prompt had no token.
+        value: `prefill_share` of ours, or the tokens of `-b` and `-ub` of llama-server.
+        first_s: time from the arrival of the long prompts to their first tokens, the mean of both.
+        last_s: time from the arrival of the long prompts to the last of their first tokens.
+        gaps: by name of FIGURES, gaps between the talkers' tokens while a long prompt has no token yet.
     """
 
     server: str
@@ -35,7 +35,7 @@ class Point:
 
 
 def read(path: Path) -> tuple[list[Point], str]:
-    """The points of a file, and its machine."""
+    """Returns the points of a file, and the name of its machine."""
     made = json.loads(path.read_text(encoding="utf-8"))
     found = [
         Point(
@@ -49,9 +49,9 @@ def read(path: Path) -> tuple[list[Point], str]:
 
 
 def gap_within(first_s: float, curve: Sequence[Point], figure: str) -> float:
-    """The smallest gap of a server whose first tokens come at that time or earlier; infinite: they never do.
+    """Returns the smallest gap on a server's curve among points with first tokens within `first_s`; infinity for none.
 
-    Between neighbouring settings both figures are interpolated by their logarithms.
+    Between neighbouring settings the logarithms of both figures are interpolated.
     """
     found = [point.gaps[figure] for point in curve if point.first_s <= first_s]
     for left, right in itertools.pairwise(sorted(curve, key=lambda point: point.value)):
@@ -63,12 +63,13 @@ def gap_within(first_s: float, curve: Sequence[Point], figure: str) -> float:
 
 
 def verdict(found: Sequence[Point]) -> dict[str, Any]:
-    """Whether ours lies outside of the stock server's curve.
+    """Judges whether our curve lies outside of the stock server's.
 
-    It does if ours has a smaller gap at the first-token time of each of its points, and it has none at that of ours.
+    A point is beaten if the other server has no larger gap at its first-token time. Our curve lies outside if all stock
+    points are beaten and none of ours.
 
     Returns:
-        For each figure of JUDGED the values of those points of which that does not hold, and "met".
+        For each figure of JUDGED: the values of stock points not beaten, of our points beaten, and "met".
     """
     curves = {name: [point for point in found if point.server == name] for name in (report.OURS, report.STOCK)}
     judged: dict[str, Any] = {}

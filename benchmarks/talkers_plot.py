@@ -1,4 +1,4 @@
-"""The picture of benchmarks/talkers.py: first token of the long prompts against the talkers' gaps, a curve a server.
+"""The picture of benchmarks/talkers.py: the talkers' gaps over the long prompts' first tokens, a curve for each server.
 
 python -m benchmarks.talkers_plot FILE.json PICTURE
 """
@@ -24,12 +24,12 @@ _CURVES = {
 
 
 def draw(points: Sequence[Point], machine: str, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
+    """Writes the picture in the format that the suffix of `path` names."""
     save(lambda: figure(points, machine), path)
 
 
 def figure(points: Sequence[Point], machine: str) -> Figure:
-    """Two panels, seconds against milliseconds, both logarithmic; nearer to the lower left corner is better."""
+    """Returns two panels with logarithmic axes, ms over seconds. Points nearer to the lower left corner are better."""
     fig = Figure(figsize=(10.4, 4.4), layout="constrained")
     fig.suptitle(f"Two prompts of 1,500 tokens beside eight talkers, {machine}", x=0.01, ha="left", fontsize=11)
     axes: Any = None

@@ -1,10 +1,10 @@
-"""The growth of the gaps between tokens of interactive requests beside a background load.
+"""Measures how a background load lengthens the gaps between tokens of interactive requests.
 
     python -m benchmarks.tiers --model tiny
 
-Prints the 95th percentile of the time between tokens without and with the load, in turns, and their ratio; the claim is
-at most 1.2. Beside that: the speed of the background, and the effect of the same load when it is not marked as
-background.
+Rounds without and with the load take turns. The program prints the 95th percentile of the time between tokens of both,
+and their ratio. The ratio should be at most 1.2. It also prints the speed of the load, and the same figures for a load
+that is not marked as background.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ LIMIT = 1.2
 
 @dataclass(frozen=True)
 class Round:
-    """p95 of the time between tokens, seconds; tokens a second of the load."""
+    """The 95th percentile of the time between tokens, and the tokens a second of the load."""
 
     p95_s: float
     load_tps: float
 
 
 def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
-    """Of ids that every vocabulary has, so that no two of them begin alike."""
+    """Returns prompts of random ids that every vocabulary has; random, so that hardly two of them begin alike."""
     return [[rng.randrange(3, 256) for _ in range(length)] for _ in range(count)]
 
 
 def interactive(llm: LLM, rng: random.Random, people: int, turns: int) -> list[float]:
-    """Gaps between tokens of callers that ask again as soon as they have their answer."""
+    """Returns the gaps between tokens of callers that ask again as soon as they have their answer."""
     gaps: list[float] = []
     params = SamplingParams(max_tokens=96, ignore_eos=True)
 
@@ -54,7 +54,7 @@ def interactive(llm: LLM, rng: random.Random, people: int, turns: int) -> list[f
 
 
 class Load:
-    """Requests without end in other threads, several lists at once."""
+    """Lists of requests that run one after another in another thread, until the `with` block ends."""
 
     def __init__(self, llm: LLM, rng: random.Random, background: bool) -> None:
         self._llm = llm
@@ -79,12 +79,12 @@ class Load:
 
 
 def measure(llm: LLM, people: int, turns: int, seed: int, background: bool | None) -> Round:
-    """One round; background None: without a load."""
+    """Runs one round. With `background` None there is no load."""
     rng = random.Random(seed)
     if background is None:
         return Round(percentile(interactive(llm, rng, people, turns), 95) or 0.0, 0.0)
     with Load(llm, rng, background):
-        interactive(llm, rng, people, 1)  # the load settles
+        interactive(llm, rng, people, 1)  # until the load has settled
         before = llm.stats()
         gaps = interactive(llm, rng, people, turns)
         after = llm.stats()
@@ -104,7 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[Round]] = {"alone": [], "background": [], "same tier": []}
     with LLM(args.model, n_slots=args.slots, n_ctx=args.ctx, instances=1) as llm:
-        measure(llm, args.people, 1, 0, True)  # the context grows, threads start
+        measure(llm, args.people, 1, 0, True)  # warm-up: the context grows, threads start
         for number in range(args.rounds):
             for name, background in (("alone", None), ("background", True), ("same tier", False)):
                 found[name].append(measure(llm, args.people, args.turns, number, background))

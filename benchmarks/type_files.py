@@ -1,7 +1,7 @@
-"""Models with random weights in each type that llama-quantize writes, made in seconds and removed after use.
+"""Makes models with random weights in each type that llama-quantize writes, in seconds, and removes them after use.
 
-The tensors have the types that llama-quantize gives them. Their blocks are 262,144 values that llama.cpp has quantised,
-over and over from a random place on: real blocks of each type, without a quantisation of the whole file.
+The tensors have the types that llama-quantize gives them. llama.cpp quantises 262,144 values to each type, and every
+tensor repeats these blocks from a random one on. So the file has real blocks, but most of it need not be quantised.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _VALUES = 1 << 18
 
 @contextlib.contextmanager
 def model(shape_name: str, kind: str, say: Say) -> Iterator[Path]:
-    """A file of this shape and kind, until the end of the block.
+    """Yields a file of this shape and kind, which exists at least until the end of the `with` block.
 
     Args:
-        kind: as llama-quantize spells it; MXFP4 and NVFP4 are those types in each matrix of a layer, and Q8_0 outside.
+        kind: name in llama-quantize. With MXFP4 or NVFP4 all matrices of layers have that type, all others Q8_0.
 
     Raises:
         SetupFailure: llama.cpp does not know the kind.

@@ -1,17 +1,19 @@
-"""Each type of weights at 1, 8 and 32 rows and with a prompt, ours beside stock and the roofs of the machine.
+"""Measures each type of weights at 1, 8 and 32 rows and with a prompt, ours beside stock and the machine's roofs.
 
     python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--json FILE] [--picture FILE]
 
-A cell is a shape and a type. Its file has random weights in the types that llama-quantize gives to the tensors
-(type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py), which take turns; the
-fastest step counts. One program of each side has one sequence and computes the prompt, another one has 32 sequences of
-64 tokens, of which 1, 8 or 32 get a token each: its peak of resident memory stands beside the size of the file.
+A cell of the table is a shape and a type. Its file has random weights in the types that llama-quantize gives to the
+tensors (type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py). They take turns;
+the fastest step counts. A first program of each side has one sequence and computes the prompt. A second program has 32
+sequences of 64 tokens, and decodes one token for 1, 8 or 32 of them; its peak of resident memory is shown beside the
+file's size.
 
-Shares of the roofs are those of ours: bytes of all weights a second at one row, of those that all threads read from
-memory; products a second at 32 rows and of the prompt, of those that the product instruction makes from registers.
+Shares of the roofs are those of ours. At one row the share is the bytes of all weights a second over the rate at which
+all threads read memory. At 32 rows and in the prompt it is the products a second over the rate that the product
+instruction reaches from registers.
 
-The file is kept after each cell. Started again, the program measures the cells that are missing, and those of another
-build of llama.cpp: so a run can be cut into pieces, and a change of a kernel can be measured type by type.
+The program writes the file after each cell. A later call measures the missing cells and those of another build of
+llama.cpp. So a run can be cut into pieces, and a change of a kernel can be measured type by type.
 """
 
 from __future__ import annotations
@@ -58,9 +60,9 @@ TIMEOUT_S = 900.0
 
 
 class Sides:
-    """Ours and stock with one model, as programs of `sequences` sequences with room for so many `cells`.
+    """Child programs of ours and of stock with one model, each with `sequences` sequences of `cells` cells.
 
-    Raises PeerFailure.
+    The constructor raises PeerFailure if a program fails.
     """
 
     def __init__(self, model: Path, sequences: int, cells: int, threads: int) -> None:
@@ -78,7 +80,7 @@ class Sides:
             self.facts = self.programs[name].ask({**given, "flash_attention": True}, TIMEOUT_S)
 
     def fastest(self, message: dict[str, Any], rounds: int) -> dict[str, float]:
-        """Seconds of each side, which take turns, each first in every other round."""
+        """Returns the least seconds of each side. The sides take turns; the side that runs first alternates."""
         found: dict[str, float] = {}
         for number in range(rounds):
             for name in (OURS, STOCK) if number % 2 == 0 else (STOCK, OURS):
@@ -91,7 +93,7 @@ class Sides:
         return [pid for program in self.programs.values() for pid in program.pids]
 
     def close(self) -> None:
-        """Ends both; `memory` then has the peak of each, in bytes."""
+        """Ends both programs; `memory` then has the peak of each in bytes."""
         for name, program in self.programs.items():
             with PeakMemory(program.pids) as memory:
                 self.memory[name] = memory.read()
@@ -99,7 +101,7 @@ class Sides:
 
 
 def measure(path: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each point and side, peak memory, and facts of a file. Raises PeerFailure."""
+    """Returns the seconds of each point and side, the peak memory, and facts of a file. Raises PeerFailure."""
     seconds: dict[str, dict[str, float]] = {}
     others: list[float | None] = []
     memory: dict[str, int | None] = {}
@@ -127,8 +129,10 @@ def measure(path: Path, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def shares(cell: dict[str, Any], roofs: dict[str, float]) -> dict[str, float]:
-    """Of the roofs, by point; products only where the instruction is known. The matrix of outputs is also that of
-    embeddings, and of a prompt its last token alone goes through it."""
+    """Returns the shares of the roofs by point, those of products only if the instruction's roof is known.
+
+    The output matrix is also the embedding matrix; of a prompt, only the last token is multiplied with it.
+    """
     rows, seconds = max(ROWS), cell["seconds"]
     found = {"1 rows": cell["weight_bytes"] / seconds["1 rows"][OURS] / roofs["read_bytes_s"]}
     instruction = "vdpbf16ps" if cell["type"] == "BF16" else "vfmadd231ps" if cell["type"] == "F16" else "vpdpbusd"
@@ -146,7 +150,7 @@ HEAD = (
 
 
 def line(cell: dict[str, Any]) -> str:
-    """Tokens/s and times stock, shares of roofs, MB of memory, percent of the CPU that others took."""
+    """Returns a cell's line: tokens/s and ratio to stock, shares of roofs, MB of memory, CPU percent of others."""
     share, peak = cell["shares"], cell["peak_bytes"]
     megabytes = [peak[OURS], cell["file_bytes"], peak[STOCK]]
     others = max((each for each in cell["others_cpu_percent"] if each is not None), default=0.0)
@@ -162,7 +166,7 @@ def line(cell: dict[str, Any]) -> str:
 
 
 def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The cells of a file by shape and type; none where there is no file."""
+    """Returns the cells of a file by shape and type; none if there is no file."""
     if not path.is_file():
         return {}
     return {(cell["shape"], cell["type"]): cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}

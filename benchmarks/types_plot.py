@@ -1,4 +1,4 @@
-"""The picture of benchmarks/types.py: a line of panels a shape, a panel a point, and for each type ours above stock."""
+"""The picture of benchmarks/types.py: a row of panels for each shape, a panel for each point, two bars a type."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def tokens_per_s(cell: dict[str, Any], point: str, side: str) -> float:
 
 
 def gain(cell: dict[str, Any], point: str) -> float:
-    """Times of stock's speed."""
+    """Returns the ratio of our speed to stock's."""
     return float(cell["seconds"][point][STOCK] / cell["seconds"][point][OURS])
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
+    """Writes the picture in the format that the suffix of `path` names."""
     save(lambda: figure(cells), path, style=STYLE)
 
 
 def figure(cells: Sequence[dict[str, Any]]) -> Figure:
-    """Nothing but the title if nothing was measured."""
+    """Returns the figure. It has only the title if nothing was measured."""
     shapes = list(dict.fromkeys(cell["shape"] for cell in cells))
     most = max((sum(cell["shape"] == shape for cell in cells) for shape in shapes), default=0)
     fig = Figure(figsize=(13, 0.9 + (0.8 + 0.22 * most) * max(1, len(shapes))), layout="constrained")

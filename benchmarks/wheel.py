@@ -1,11 +1,12 @@
-"""The speed of the portable build of llama.cpp, which the wheel has, beside the one that was built for this CPU.
+"""Compares the speed of the wheel's portable build of llama.cpp with that of the build for this CPU.
 
     python -m benchmarks.wheel FOLDER [--rounds N] [--threads N] [--json FILE] MODEL...
 
-FOLDER is a package `llamabatch_llama`: of an unpacked wheel, or installed. The other one is the installed llama_cpp
-that `make setup` built. A child process a build and round, in turn, times llama_decode for 1, 8 and 32 sequences at
-once, and for a prompt of 128 tokens. Printed are the least of all rounds, since a neighbour on the machine only ever
-adds to a time: milliseconds by the clock, and milliseconds of all threads' CPU time, which a neighbour hardly changes.
+FOLDER is a package `llamabatch_llama`, installed or from an unpacked wheel. The build for this CPU is the installed
+llama_cpp that `make setup` built. The builds take turns, with a new child process for each round. The child measures
+llama_decode for 1, 8 and 32 sequences at once, and for a prompt of 128 tokens. The program prints the least times of
+all rounds, since other processes can only make a time longer: milliseconds by the clock, and milliseconds of CPU time
+of all threads, which other processes hardly change.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CHILD = "import sys; from benchmarks.wheel import measure; measure(sys.argv[1],
 
 
 def measure(model_file: str, threads: int) -> None:
-    """In a child: print the least milliseconds of each kind of step as JSON."""
+    """Prints the least milliseconds of each kind of step as JSON; runs in a child process."""
     from llamabatch.llama import library
 
     llama = library.load(Path(model_file).stat().st_size)
@@ -75,7 +76,7 @@ def measure(model_file: str, threads: int) -> None:
 
 
 def sides(package: Path) -> dict[str, Path]:
-    """The wheel's build, and the one for this CPU."""
+    """Returns the packages of the wheel's build and of the build for this CPU."""
     native = binding_choice.installed(binding_choice.FOREIGN)
     if native is None or (binding_choice.read_marker(native / "lib") or {}).get("variants"):
         raise click.ClickException("the build for this CPU is not installed: run make setup")
@@ -83,7 +84,7 @@ def sides(package: Path) -> dict[str, Path]:
 
 
 def fastest(builds: dict[str, Path], model: Path, rounds: int, threads: int) -> dict[str, dict[str, float]]:
-    """The least milliseconds of each build for each kind of step."""
+    """Returns the least milliseconds of each build for each kind of step."""
     found: dict[str, dict[str, float]] = {name: {} for name in builds}
     for number in range(rounds):
         for name in sorted(builds, reverse=bool(number % 2)):

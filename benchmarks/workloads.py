@@ -1,4 +1,4 @@
-"""The requests to every peer: lengths and arrival times. The token ids are drawn afresh for each round."""
+"""The requests to every peer: lengths and arrival times. Each round draws new token ids."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 N_SLOTS = 32
 TALKERS = 16
-_SPECIAL = 300  # neither end of a vocabulary is drawn from: bytes and special tokens live there
+_SPECIAL = 300  # ids at each end of a vocabulary that are not drawn: bytes and special tokens
 _MOST_CUT = 48  # requests that a cut workload keeps
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One request: tokens of its prompt, tokens to generate, seconds after the start at which it arrives."""
+    """One request: tokens of its prompt, tokens to generate, and seconds from the start to its arrival."""
 
     prompt: int
     generated: int
     arrival_s: float = 0.0
     talker: bool = True
-    """The gaps between its tokens count."""
+    """The gaps between the request's tokens are measured."""
     endless: bool = False
-    """It is aborted when the last request that is not endless has ended; `generated` is the most that it can take.
+    """The request is aborted when the last request that is not endless has ended; `generated` is only its limit.
 
-    `arrival_s` of the others then counts from the moment when each endless one has had a token.
+    With endless requests, `arrival_s` of the other requests counts from the moment when all endless ones have a token.
     """
 
 
@@ -48,12 +48,12 @@ class Workload:
         model: "synth", "synth 1B", "synth hybrid", "synth window" or "tiny".
         n_ctx: tokens that one request may use; a multiple of 256, to which llama.cpp rounds.
         shared: tokens at the front of every prompt that are the same in all of them.
-        warm: the same number of requests with the same shared part went before, with other ids behind it.
-        second_turn: of a warm one: the shared part alone went before, as the first turn of a chat.
+        warm: as many requests with the same shared part, but with other ids after it, run before the measurement.
+        second_turn: of a warm workload: only the shared part runs before, as the first turn of a chat.
         neighbour: one other process uses a whole core meanwhile.
         streamed: tokens are delivered one by one, and the gaps between them are measured.
-        loop_every: the loop over llama_cpp.Llama runs only every n-th request, by length: its speed depends on the
-            lengths, not on how many follow one another.
+        loop_every: the loop over llama_cpp.Llama runs only every n-th request, sorted by length. Its speed depends on
+            the lengths, not on the number of requests.
     """
 
     name: str
@@ -72,14 +72,14 @@ class Workload:
         return sum(shape.generated for shape in self.shapes)
 
     def outline(self) -> dict[str, object]:
-        """Its requests, in numbers."""
+        """Returns figures that describe the requests."""
         return {
             "model": self.model, "requests": len(self.shapes), "n_ctx": self.n_ctx, "shared": self.shared,
             "prompt_tokens": sum(shape.prompt for shape in self.shapes), "generated_tokens": self.n_generated,
         }  # fmt: skip
 
     def jobs(self, rng: random.Random, n_vocab: int) -> list[Job]:
-        """The requests with fresh random token ids."""
+        """Returns the requests with new random token ids."""
         common = _ids(rng, n_vocab, self.shared)
         return [
             Job([*common, *_ids(rng, n_vocab, s.prompt - self.shared)], s.generated, s.arrival_s, s.talker, s.endless)
@@ -87,7 +87,7 @@ class Workload:
         ]
 
     def earlier(self, jobs: list[Job], rng: random.Random, n_vocab: int) -> list[Job]:
-        """Requests that leave the shared part of `jobs` in caches; none where these are to be cold."""
+        """Returns requests that leave the shared part of `jobs` in caches; none unless the workload is warm."""
         if not self.warm:
             return []
         n = self.shared
@@ -96,13 +96,13 @@ class Workload:
         return [dataclasses.replace(job, prompt=prompt) for job, prompt in zip(jobs, prompts, strict=True)]
 
     def warm_up(self, rng: random.Random, n_vocab: int, n: int = N_SLOTS) -> list[Job]:
-        """Requests that touch the weights and every slot, with ids that nothing measured shares."""
+        """Returns requests that touch the weights and every slot, with ids that no measured request begins with."""
         return [Job(_ids(rng, n_vocab, 32), 4, 0.0, True) for _ in range(n)]
 
     def cut(self) -> Workload:
-        """The same kind of work in about a fifth of the time: fewer requests, and a third of the generated tokens.
+        """Returns the same kind of work in about a fifth of the time: fewer requests, a third of the generated tokens.
 
-        Later requests arrive sooner, as the others end sooner.
+        Later requests arrive sooner, since earlier ones end sooner.
         """
         kept = [s for i, s in enumerate(self.shapes) if not s.arrival_s or i % 2]
         shorter = tuple(
@@ -112,13 +112,13 @@ class Workload:
         return dataclasses.replace(self, shapes=shorter)
 
     def every(self, n: int) -> Workload:
-        """Every n-th request in the order of their lengths, beginning in the middle of the first n."""
+        """Returns a workload of every n-th request by length, beginning in the middle of the first n."""
         by_length = sorted(self.shapes, key=lambda s: (s.generated, s.prompt))
         return dataclasses.replace(self, shapes=tuple(by_length[n // 2 :: n]) or self.shapes[:1])
 
 
 def evenly(shapes: list[Shape], most: int) -> list[Shape]:
-    """At most so many of them, evenly spread."""
+    """Returns at most `most` of the shapes, evenly spread over the list."""
     if len(shapes) <= most:
         return shapes
     return [shapes[i * len(shapes) // most] for i in range(most)]
@@ -129,7 +129,7 @@ def _ids(rng: random.Random, n_vocab: int, n: int) -> list[int]:
 
 
 def _ragged(n: int, prompts: tuple[int, int], generated: tuple[int, int]) -> tuple[Shape, ...]:
-    """Log-uniform lengths. The seed is fixed: every round and every machine has the same lengths."""
+    """Returns n shapes of log-uniform lengths. The seed is fixed, so every round and machine has the same lengths."""
     rng = random.Random(1)
 
     def draw(low: int, high: int) -> int:
@@ -175,7 +175,7 @@ WORKLOADS = {
 }  # fmt: skip
 
 PEER_MODELS = {"synth": "", "synth 1B": "1B Q4_K_M", "smollm2": "SmolLM2 Q4_1"}
-"""The models of bench_peers.py, and how its workloads are called."""
+"""The models of bench_peers.py, and the suffixes of their workloads' names."""
 
 
 def _peer_workloads(model: str, suffix: str) -> list[Workload]:

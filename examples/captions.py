@@ -2,7 +2,7 @@
 
     python captions.py MODEL.gguf MMPROJ.gguf FOLDER
 
-Without arguments: the bundled model, with an encoder of random weights, whose captions mean nothing.
+Without arguments it uses the bundled model and an encoder of random weights; the captions then mean nothing.
 """
 
 import csv
@@ -16,7 +16,7 @@ ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 
 def sample(folder: Path) -> tuple[str, Path, Path]:
-    """A model, an mmproj file and a folder of pictures to try."""
+    """Makes an mmproj file and pictures to try; returns the model, the mmproj file and the folder of pictures."""
     from PIL import Image
 
     from llamabatch.tools.synth.projectors import ProjectorShape, write_projector

@@ -1,4 +1,4 @@
-"""A chat of several turns: each computes its own tokens only, since the cells of earlier turns are still there."""
+"""A chat of several turns. Each turn computes only its own tokens: those of earlier turns are still in the KV cache."""
 
 from llamabatch import LLM, SamplingParams
 

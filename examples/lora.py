@@ -1,6 +1,6 @@
 """Two adapters and the plain model, all in one list: each request names its own.
 
-The adapters here hold random values; yours come from llama.cpp's convert_lora_to_gguf.py.
+The adapters here have random values; llama.cpp's convert_lora_to_gguf.py makes real ones.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from llamabatch import LLM, SamplingParams
 
 
 def random_lora(path: Path, seed: int) -> Path:
-    """A LoRA for the bundled model's value projections: 6 layers of 192 inputs and 64 outputs, rank 4."""
+    """Writes a LoRA for the bundled model's value projections: 6 layers of 192 inputs and 64 outputs, rank 4."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")

@@ -1,4 +1,4 @@
-"""A file of prompts in, a file of results out, as `llamabatch run` does. A second run goes on after any end."""
+"""A file of prompts in, a file of results out, as `llamabatch run` does. A second run computes only missing rows."""
 
 import json
 import tempfile
@@ -24,5 +24,5 @@ with tempfile.TemporaryDirectory() as folder:
         print(row["id"], row["text"])
     print(summary.counts.ok, "rows", round(summary.per_second(summary.counts.generated_tokens)), "tokens/s")
 
-    again = run(settings)  # every row is done: no model is loaded
+    again = run(settings)  # loads no model, since every row is done
     print(again.counts.done_before, "rows were done before")

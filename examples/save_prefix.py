@@ -1,4 +1,4 @@
-"""A long beginning is computed once and saved; later runs load its cells instead of computing it."""
+"""A long beginning is computed once and its KV cells are saved; later runs load the cells instead of computing them."""
 
 import tempfile
 from pathlib import Path

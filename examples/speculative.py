@@ -1,4 +1,4 @@
-"""Answers that repeat the question: tokens guessed from the prompt, several verified in a step."""
+"""Answers that repeat the question: the engine guesses tokens from the prompt and verifies several in one step."""
 
 from llamabatch import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Text as it comes; leaving the loop early would free the slot."""
+"""Prints a text while it is generated. Leaving the loop early would free the slot."""
 
 from llamabatch import LLM, SamplingParams
 

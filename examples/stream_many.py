@@ -1,4 +1,4 @@
-"""Several texts at once as they come: each piece has the index of its prompt."""
+"""Streams several texts at once. Each piece has the index of its prompt."""
 
 from llamabatch import LLM, SamplingParams
 

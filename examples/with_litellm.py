@@ -10,14 +10,14 @@ COUNTRIES = ["France", "Italy", "Spain", "Japan"]
 
 
 async def capital(country: str) -> str:
-    """The answer of the model."""
+    """Returns the model's answer."""
     question = [{"role": "user", "content": f"What is the capital of {country}?"}]
     answer = await litellm.acompletion("llamabatch/tiny", question, temperature=0, max_tokens=8)
     return answer.choices[0].message.content
 
 
 async def main() -> None:
-    """All questions at once."""
+    """Asks all questions at once."""
     for country, answer in zip(COUNTRIES, await asyncio.gather(*map(capital, COUNTRIES)), strict=True):
         print(f"{country}: {answer}")
 

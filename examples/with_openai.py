@@ -11,7 +11,7 @@ with socket.socket() as free:  # or a port of your own: llamabatch serve -m mode
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
 server = subprocess.Popen([sys.executable, "-m", "llamabatch", "serve", "-m", "tiny", "--port", str(port)])
-# until the model is loaded the client tries again, as the server asks for it (503, Retry-After)
+# the client retries until the model is loaded, as the server asks (503, Retry-After)
 where = {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 20}
 
 
@@ -22,7 +22,7 @@ def messages(text):
 async def many(questions):
     async with AsyncOpenAI(**where) as client:
         asked = (client.chat.completions.create(model="tiny", messages=messages(q), max_tokens=32) for q in questions)
-        return await asyncio.gather(*asked)  # they share each pass over the weights
+        return await asyncio.gather(*asked)  # these requests share each pass over the weights
 
 
 try:

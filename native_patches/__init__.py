@@ -1,1 +1,1 @@
-"""Patches and kernels for llama.cpp, and the developer's programs that build with them. No wheel holds the programs."""
+"""Patches and kernels for llama.cpp, and programs that build with them. Wheels do not contain the programs."""

@@ -1,4 +1,4 @@
-"""Makes the checkout ready to use: .venv, the patched llama-cpp-python, llamabatch itself. `make setup` calls it.
+"""Makes the checkout ready to use: .venv, the patched llama-cpp-python, llamabatch itself. `make setup` runs this.
 
     python -m native_patches.bootstrap [--backend auto|cpu|cuda|metal]
 
@@ -45,7 +45,10 @@ def main() -> None:
 
 
 def require_python() -> None:
-    """The Makefile has checked the version; Debian and Ubuntu ship Python without what makes environments."""
+    """Raises SetupFailure if this Python cannot make environments, as on Debian and Ubuntu without their package.
+
+    The Makefile has checked the version.
+    """
     missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupFailure(
@@ -55,7 +58,7 @@ def require_python() -> None:
 
 
 def stamp_text(wheel: Path) -> str:
-    """Facts that the environment was made from. The folder counts, since a moved environment's commands break."""
+    """Returns the facts that .venv depends on. The folder is one of them, since a moved environment does not work."""
     facts = {
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "helper": hashlib.sha256(b"".join(path.read_bytes() for path in sampler_library.sources())).hexdigest(),
@@ -70,7 +73,7 @@ def is_current(stamp: str) -> bool:
 
 
 def make_venv(log: Path) -> None:
-    """Make .venv, or keep the one that is there if it works. A broken one is replaced if a set-up made it."""
+    """Makes .venv, or keeps one that works. Replaces a broken one if a set-up made it. Raises SetupFailure."""
     if VENV.exists() and not _venv_works():
         if not STAMP.is_file():
             raise SetupFailure(
@@ -80,7 +83,7 @@ def make_venv(log: Path) -> None:
         shutil.rmtree(VENV)
     if not VENV.exists():
         _make_venv(log)
-    STAMP.write_text("{}\n", encoding="utf-8")  # ours, and not yet whole
+    STAMP.write_text("{}\n", encoding="utf-8")  # a set-up made .venv, but has not finished
 
 
 def _make_venv(log: Path) -> None:
@@ -95,7 +98,7 @@ def _make_venv(log: Path) -> None:
 
 
 def _venv_works() -> bool:
-    """True if its Python starts, is new enough and has pip, and its commands point to the folder that it is in now."""
+    """Returns True if .venv's Python starts, is new enough and has pip, and if its commands name .venv's folder."""
     question = "import sys, pip; sys.exit(sys.version_info < (3, 10))"
     try:
         answer = subprocess.run([str(PYTHON), "-c", question], capture_output=True, check=False, timeout=60)
@@ -106,7 +109,7 @@ def _venv_works() -> bool:
 
 
 def install(wheel: Path, log: Path) -> None:
-    """Install the patched wheel, then llamabatch with its tools; a constraint keeps pip to that wheel."""
+    """Installs the patched wheel, then llamabatch with its tools. A constraint stops pip from replacing the wheel."""
     say("Installing llamabatch into .venv")
     pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     version = wheel.name.split("-")[1]
@@ -115,7 +118,7 @@ def install(wheel: Path, log: Path) -> None:
     commands: tuple[list[str | Path], ...] = (
         [*pip, "--no-deps", "--force-reinstall", wheel],
         [*pip, "--constraint", constraint, "--editable", f"{ROOT}[dev]"],
-        [PYTHON, "-m", "compileall", "-q", ROOT / "llamabatch"],  # as pip does for what is not editable
+        [PYTHON, "-m", "compileall", "-q", ROOT / "llamabatch"],  # pip does this for packages that are not editable
     )
     for command in commands:
         if run_logged(command, log, "installing") != 0:

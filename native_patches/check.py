@@ -2,9 +2,9 @@
 
     python -m native_patches.check [--only NAME]... [--json FILE]
 
-`make test-native` runs it. Each check builds llama.cpp for itself, in the user's cache, and takes some minutes. A check
-that lacks a compiler or an instruction set on this machine is left out, with the reason. Exit status 1 if a check
-failed.
+`make test-native` runs this program. Each check builds its own llama.cpp in the user's cache, and takes some minutes.
+The program skips a check if this machine lacks its compiler or an instruction set, and prints the reason. The exit
+status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llamabatch.native_build.tools import cache_dir, lock, main_guard, make_fold
 
 _HERE = Path(__file__).parent
 TESTS = (_HERE / "kernels" / "tests", _HERE / "sampler" / "tests")
-"""The folders of the checks: of the kernels, and of the sampler."""
+"""The folders with the checks of the kernels and of the sampler."""
 MODEL = Path(__file__).parents[1] / "llamabatch" / "bundled" / "tiny.gguf"
 GIGABYTES = 4.0
 TIMEOUT_S = 3600
@@ -51,12 +51,12 @@ class Check:
     """One build of the patched source and the programs that are run with it.
 
     Attributes:
-        needs: programs, each with the Debian package that has it.
+        needs: programs that must be installed, each with its Debian package.
         cpu: features that the CPU must have, in Linux's names.
         sanitizers: the value of -fsanitize.
-        targets: of cmake.
+        targets: targets of cmake.
         run: command that starts each program, such as an emulator; empty: none.
-        openmp: ggml's threads are OpenMP's, which the thread sanitizer does not understand.
+        openmp: ggml uses OpenMP's threads. The thread sanitizer does not understand them.
     """
 
     name: str
@@ -102,7 +102,7 @@ CHECKS = (
         programs=_KERNELS,
     ),
     Check(
-        "tiles",  # those of AMX, emulated: most machines have none
+        "tiles",  # emulates the tiles of AMX, since most machines have none
         cpu=_AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
         flags=("-O3", "-DGGML_EMULATED_TILES=1"),
         cmake=(*_X86, *(f"-DGGML_{name}=ON" for name in ("AVX512", "AVX512_VNNI", "AVX512_BF16"))),
@@ -136,12 +136,12 @@ class Result:
 
 
 def check_source(program: str) -> Path:
-    """The source file of a check."""
+    """Returns the source file of a check."""
     return next(path for folder in TESTS if (path := folder / f"{program}.cpp").is_file())
 
 
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU, in Linux's names (`planning/cpu.py` has those of other systems, too)."""
+    """Returns the instruction sets of this CPU in Linux's names (`planning/cpu.py` also knows other systems)."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -151,7 +151,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def missing(check: Check) -> str:
-    """The reason for which a check cannot run on this machine; "" if it can."""
+    """Returns the reason for which a check cannot run on this machine; "" if it can run."""
     if sys.platform != "linux":
         return "Linux only"
     if lacking := check.cpu - cpu_flags():
@@ -165,7 +165,7 @@ def missing(check: Check) -> str:
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
-    """The results, check by check. Raises SetupFailure where the source is not to be had, or the disk is full."""
+    """Yields the results, check by check. Raises SetupFailure if the source is not available, or the disk is full."""
     home = make_folder(cache_dir() / "checks")
     require_space(home, GIGABYTES)
     able = [check for check in checks if not missing(check)]
@@ -176,7 +176,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
         log = make_folder(cache_dir() / "logs") / "checks.log"
         log.write_text("", encoding="utf-8")
         tree = source.patched_tree(log, Path(temporary))
-        # beside the kernel that includes it: a path among the flags may have blanks
+        # beside the kernel that includes the header, since the path of an include flag may have blanks
         shutil.copy(TESTS[0] / "emulated_tiles.h", tree / source.KERNELS["repack-tiles.h"])
         for check in able:
             yield from _run(check, tree / "vendor" / "llama.cpp", Path(temporary) / check.name, log)
@@ -208,7 +208,7 @@ def _build_commands(check: Check, tree: Path, place: Path) -> tuple[list[str | P
         f"-DGGML_OPENMP={'ON' if check.openmp else 'OFF'}",
         *(("-DLLAMA_BUILD_COMMON=ON", "-DLLAMA_BUILD_TESTS=ON") if ops else ()),
         f"-DCMAKE_C_COMPILER={check.compilers[0]}", f"-DCMAKE_CXX_COMPILER={check.compilers[1]}",
-        # a build type of no name: neither -O3 nor -DNDEBUG, so that llama.cpp's own assertions hold, too
+        # CMake does not know "Checked", so it adds neither -O3 nor -DNDEBUG, and llama.cpp's assertions stay
         "-DCMAKE_BUILD_TYPE=" + ("Checked" if check.sanitizers else "Release"),
         f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}",
     ]  # fmt: skip
@@ -237,9 +237,12 @@ def _run_program(check: Check, program: str, tree: Path, place: Path, log: Path)
 
 
 def _compile(check: Check, program: str, tree: Path, place: Path) -> tuple[list[str | Path], ...]:
-    """Commands that compile and link a program. Sanitizers watch the library, not the slow reference in float64."""
+    """Returns the commands that compile and link a program.
+
+    Sanitizers watch the library, but not the program with its slow reference in float64.
+    """
     compiler, object_file = check.compilers[1], place / f"{program}.o"
-    # the code that these two check is compiled into them
+    # these two programs contain the code that they check
     inside = program in ("sampler_check", "tokenizer_check")
     watched = check.compiler_flags if inside else (*check.flags, "-O2")
     include = [f"-I{tree / folder}" for folder in ("include", "ggml/include", "src")]
@@ -287,7 +290,7 @@ def _output(command: Sequence[str | Path], libraries: Path) -> tuple[int, str]:
 
 
 def verdict(output: str, log: Path) -> str:
-    """The line of a program's output that says how it went: a sanitizer's first, else the count of cases."""
+    """Returns the line of a program's output that states the outcome: a sanitizer's report, else a count of cases."""
     for pattern in (
         r"SUMMARY: (.*)",
         r"(\S+: runtime error: .*)",

@@ -1,9 +1,9 @@
-"""The wheel of llama-cpp-python that `make setup` installs: our patches, and this CPU's instructions. Built once.
+"""Builds the wheel of llama-cpp-python that `make setup` installs, once: with our patches, for this CPU's instructions.
 
     python -m native_patches.local_wheel [--backend auto|cpu|cuda|...] [--force]
 
-prints the path of the wheel. It lies in the user's cache, in a folder named by all that shapes it: the source, the
-patches, the flags, the compiler, what the compiler knows about this CPU, and the backend.
+The command prints the path of the wheel. The wheel is in the user's cache, in a folder whose name depends on the
+source, the patches, the flags, the compiler, the compiler's description of this CPU, and the backend.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ GIGABYTES = 3.0
 
 
 def folder(plan: Plan) -> Path:
-    """The folder of the wheel of a plan; it need not exist."""
+    """Returns the folder of a plan's wheel. The folder need not exist."""
     return cache_dir() / "wheels" / plan.key
 
 
 def kept(plan: Plan) -> Path | None:
-    """The wheel in the cache; None: it has not been built."""
+    """Returns the wheel in the cache, or None if it has not been built."""
     return next(iter(sorted(folder(plan).glob("*.whl"))), None)
 
 
 def wheel(plan: Plan, force: bool = False, python: str = sys.executable) -> Path:
-    """The wheel: from the cache, or built now.
+    """Returns the wheel, from the cache or built now.
 
     Args:
-        python: an interpreter with pip, which fetches the source, and cmake where there is none.
+        python: an interpreter whose pip fetches the source, and cmake if that is missing.
 
     Raises:
         SetupFailure: the build failed.
@@ -82,10 +82,10 @@ def _build(plan: Plan, python: str) -> None:
 
 
 def pack(tree: Path, libraries: list[Path], plan: Plan, out: Path) -> Path:
-    """Write the wheel into the folder `out`: the Python files of `tree`, the libraries, the headers, and the marker.
+    """Writes the wheel into the folder `out`: the Python files of `tree`, the libraries, the headers, and the marker.
 
     Raises:
-        SetupFailure: the source states its version in another way than it did.
+        SetupFailure: the source does not state its version in the expected way.
     """
     _set_version(tree, plan.version)
     name = f"llama_cpp_python-{plan.version}"
@@ -96,7 +96,7 @@ def pack(tree: Path, libraries: list[Path], plan: Plan, out: Path) -> Path:
         if path.suffix in (".py", ".typed")
     }
     contents |= {f"llama_cpp/lib/{path.name}": path.read_bytes() for path in libraries}
-    llama = tree / "vendor" / "llama.cpp"  # the headers are for the checks of kernels, which are compiled against it
+    llama = tree / "vendor" / "llama.cpp"  # the checks of kernels include its headers
     headers = (path for folder in ("include", "ggml/include") for path in sorted((llama / folder).glob("*.h")))
     contents |= {f"llama_cpp/include/{path.name}": path.read_bytes() for path in headers}
     contents[f"llama_cpp/{MARKER}"] = plan.marker().encode()
@@ -120,7 +120,7 @@ def pack(tree: Path, libraries: list[Path], plan: Plan, out: Path) -> Path:
 
 
 def _digest(data: bytes) -> str:
-    """The form of RECORD (binary distribution format): URL-safe base64 without padding."""
+    """Returns the SHA-256 in the form of a wheel's RECORD: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 

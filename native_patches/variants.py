@@ -1,8 +1,8 @@
-"""The CPU variants of the portable build: instruction sets in ggml's names, and those that a CPU must have for each.
+"""The CPU variants of the portable build: their instruction sets in ggml's names, and the CPU features of each set.
 
-ggml compiles all of its CPU backend, our kernels with it, once for each variant. Its own list has fifteen for x86-64;
-this one leaves out those whose further instructions no kernel uses (VBMI), and adds i8mm without SVE for ARM, which
-Apple's and Qualcomm's CPUs have.
+ggml compiles its whole CPU backend, with our kernels, once for each variant. ggml's own list has fifteen variants for
+x86-64. This list leaves out variants whose additional instructions no kernel uses (VBMI). For ARM it adds i8mm without
+SVE, which Apple's and Qualcomm's CPUs have.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _AVX2 = ("SSE42", "AVX", "F16C", "FMA", "AVX2", "BMI2")
 _AVX512 = (*_AVX2, "AVX512")
 _DOTPROD = ("DOTPROD", "FP16_VECTOR_ARITHMETIC")
 
-# ggml's name of a set -> the names of Linux, in /proc/cpuinfo. Those of ARM hold what the compiler may use with them,
-# since ggml asks for a release of the architecture: dot products for armv8.2-a, i8mm for armv8.6-a.
+# ggml's name of an instruction set -> Linux's names in /proc/cpuinfo. For ARM, the names include all that the compiler
+# may use, since ggml asks it for a release of the architecture: armv8.2-a for dot products, armv8.6-a for i8mm.
 _LINUX = {
     "SSE42": ("sse4_2",), "AVX": ("avx",), "F16C": ("f16c",), "FMA": ("fma",), "AVX2": ("avx2",), "BMI2": ("bmi2",),
     "AVX_VNNI": ("avx_vnni",), "AVX512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"),
@@ -31,10 +31,10 @@ _LINUX = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A CPU backend of its own.
+    """One build of the CPU backend.
 
     Attributes:
-        sets: instruction sets, in ggml's names.
+        sets: instruction sets in ggml's names.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Variant:
 
     @property
     def needs(self) -> list[str]:
-        """The CPU features that its code uses, in the names of Linux."""
+        """The CPU features that the variant's code uses, in Linux's names."""
         return sorted({name for each in self.sets for name in _LINUX[each]})
 
 
-# Best first: the first that a CPU can run is used.
+# Best first: a CPU uses the first variant that it can run.
 VARIANTS = {
     "x86_64": (
         Variant(
@@ -67,7 +67,7 @@ VARIANTS = {
         Variant("armv8.2", _DOTPROD),
         Variant("armv8.0"),
     ),
-    "arm64": (  # of Apple; nobody has built them yet
+    "arm64": (  # Apple's CPUs; nobody has built these yet
         Variant("apple_m4", ("DOTPROD", "MATMUL_INT8", "NOSVE", "SME")),
         Variant("apple_m2_m3", ("DOTPROD", "MATMUL_INT8")),
         Variant("apple_m1", ("DOTPROD",)),
@@ -80,7 +80,7 @@ _LIST = Path("vendor", "llama.cpp", "ggml", "src", "CMakeLists.txt")
 
 
 def chosen(arch: str, names: str = "") -> tuple[Variant, ...]:
-    """The variants for an architecture, best first; `names`: of which only these, with commas between.
+    """Returns the variants for an architecture, best first; with `names`, only these (separated by commas).
 
     Raises:
         SetupFailure: an unknown architecture or variant.
@@ -99,10 +99,10 @@ def chosen(arch: str, names: str = "") -> tuple[Variant, ...]:
 
 
 def write_list(tree: Path, variants: tuple[Variant, ...]) -> None:
-    """Put these variants in the place of ggml's own, in the unpacked source package at `tree`.
+    """Replaces ggml's list of variants with these, in the unpacked source package at `tree`.
 
     Raises:
-        SetupFailure: ggml lists its variants in another way than it did.
+        SetupFailure: ggml does not list its variants in the expected way.
     """
     path = tree / _LIST
     text, n_removed = _ENTRY.subn("", path.read_text(encoding="utf-8"))

@@ -2,13 +2,13 @@
 
     python -m native_patches.wheels [--arch x86_64|aarch64]... [--variants NAMES|native] [--out dist]
 
-llamabatch is pure Python. llamabatch-llama holds llama.cpp with our patches, with the CPU backend once for each variant
-(variants.py), libmtmd, the compiled sampler, and llama-cpp-python's Python files as llamabatch_llama._binding.
+llamabatch is pure Python. llamabatch-llama contains llama.cpp with our patches, with the CPU backend once for each
+variant (variants.py), libmtmd, the compiled sampler, and llama-cpp-python's Python files as llamabatch_llama._binding.
 
-The compiler is zig's Clang, from PyPI: it compiles for an old glibc and for other CPUs, and brings libc++, so that the
-libraries need nothing but glibc. `--variants native` packs the build of `make setup` for this CPU instead, in seconds,
-for tests: such a wheel is for this machine. What was built is kept in the cache, in a folder named by the hash of its
-inputs.
+The compiler is zig's Clang, from PyPI. It compiles for an old glibc and for other CPUs, and contains libc++, so that
+the libraries need only glibc. With `--variants native` the program instead packs the build that `make setup` made for
+this CPU. That takes seconds, but the wheel runs only on this machine; it serves for tests. Builds are stored in the
+cache, in folders named by the hash of their inputs.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTION = Path(__file__).parent / "packaging" / "llamabatch-llama"
 PORTABLE = Path(__file__).parent / "portable"
 RELEASE_VARIABLE = "LLAMABATCH_RELEASE"
-"""In the environment of a build of llamabatch: pure Python, with llamabatch-llama as a dependency."""
+"""Environment variable that makes a build of llamabatch pure Python, with llamabatch-llama as a dependency."""
 PACKAGE_VARIABLE, TAG_VARIABLE = "LLAMABATCH_WHEEL_PACKAGE", "LLAMABATCH_WHEEL_TAG"
-"""In the environment of a build of llamabatch-llama: the finished package and the wheel's tag."""
+"""Environment variables of a build of llamabatch-llama, for the folder of the finished package and the wheel's tag."""
 
 GLIBC = (2, 28)
 TOOLS = ("ziglang==0.17.1", "cmake>=3.28,<5", "ninja>=1.11", "auditwheel>=6.4")
 _NATIVE = "native"
 _GIGABYTES = 1.5
 _FLAGS = (*recipe.FLAGS, "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_OPENMP=OFF")
-# Contraction across statements is GCC's default; a library calls its own functions, not those of another one.
+# Contraction across statements is GCC's default. -Bsymbolic makes a library call its own functions, not another's.
 _COMPILE, _LINK = "-ffp-contract=fast", "-s -Wl,-Bsymbolic"
-# zig takes -march of ARM for the name of a CPU: releases of the architecture are features of -mcpu=generic there.
+# zig reads -march of ARM as the name of a CPU. In zig, releases of the architecture are features of -mcpu=generic.
 _COMPILER = r"""#!/bin/sh
 for each do
     shift
@@ -77,14 +77,14 @@ exec "{zig}" {command} "$@"
 
 @dataclass(frozen=True)
 class Portable:
-    """All that decides the contents of a portable build for Linux."""
+    """The inputs of a portable build for Linux."""
 
     arch: str
     variants: tuple[variants.Variant, ...]
 
     @property
     def target(self) -> str:
-        """The machine in zig's words."""
+        """The target machine in zig's notation."""
         return f"{self.arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
 
     @property
@@ -121,12 +121,12 @@ class Portable:
 
 
 def library_of(variant: variants.Variant) -> str:
-    """The file name of a variant's library."""
+    """Returns the file name of a variant's library."""
     return f"lib{recipe.PREFIX}ggml-cpu-{variant.name}.so"
 
 
 def release() -> str:
-    """The version of llamabatch, and so of llamabatch-llama."""
+    """Returns the version of llamabatch, which is also that of llamabatch-llama."""
     text = (ROOT / "llamabatch" / "utils" / "version.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"', text, flags=re.MULTILINE)
     if found is None:
@@ -135,7 +135,7 @@ def release() -> str:
 
 
 def portable_package(portable: Portable, folder: Path) -> Path:
-    """The package `llamabatch_llama` of a portable build, made in `folder`."""
+    """Makes the package `llamabatch_llama` of a portable build in `folder`; returns its path."""
     made = portable_libraries(portable)
     package, libraries = _package(folder, portable.marker(release()), recipe.PREFIX)
     for path in made.iterdir():
@@ -146,7 +146,7 @@ def portable_package(portable: Portable, folder: Path) -> Path:
 
 
 def _package(folder: Path, marker: str, prefix: str) -> tuple[Path, Path]:
-    """A package without libraries, and the folder for these."""
+    """Makes a package without libraries in `folder`; returns the package and the folder for its libraries."""
     log = make_folder(cache_dir() / "logs") / "package.log"
     tree = source.unpack(source.fetch(log), folder)
     package = folder / binding.PACKAGE
@@ -156,7 +156,7 @@ def _package(folder: Path, marker: str, prefix: str) -> tuple[Path, Path]:
 
 
 def portable_libraries(portable: Portable) -> Path:
-    """The folder of the libraries of a portable build: from the cache, or built now."""
+    """Returns the folder of a portable build's libraries, from the cache or built now."""
     folder = portable.folder
     if not folder.is_dir():
         make_folder(folder.parent)
@@ -185,13 +185,13 @@ def _build(portable: Portable, folder: Path) -> None:
         if missing:
             raise SetupFailure(f"The build left out {', '.join(missing)} (log: {log}).")
         _compile_sampler(portable, libraries, tools, compilers, place, log)
-        if portable.folder != folder:  # the key is of the files as they are now
+        if portable.folder != folder:  # the key depends on the files as they are now
             raise SetupFailure("A source of the build has changed since it began: run it again.")
         os.replace(libraries, folder)
 
 
 def tool_folder(log: Path) -> Path:
-    """The `bin` folder of an environment with zig, cmake, ninja and auditwheel, made once."""
+    """Returns the `bin` folder of an environment with zig, cmake, ninja and auditwheel, which is made once."""
     home = cache_dir() / "tools" / hashlib.sha256(" ".join((*TOOLS, sys.version)).encode()).hexdigest()[:16]
     if not (home / "ready").is_file():
         say("  getting zig, cmake, ninja and auditwheel")
@@ -206,9 +206,9 @@ def tool_folder(log: Path) -> Path:
 
 
 def _compilers(portable: Portable, tools: Path, place: Path) -> dict[str, Path]:
-    """Programs that call zig as a compiler for the target, by the names that CMake gives them."""
+    """Writes programs that call zig as a compiler for the target; returns them by CMake's names."""
     [zig] = tools.parent.glob("lib/python*/site-packages/ziglang/zig")
-    no_paths = shlex.quote(f"-ffile-prefix-map={place}=.")  # of this machine in the libraries
+    no_paths = shlex.quote(f"-ffile-prefix-map={place}=.")  # keeps paths of this machine out of the libraries
     made = {}
     for name, command in {
         "C_COMPILER": f"cc -target {portable.target} {no_paths}",
@@ -223,7 +223,7 @@ def _compilers(portable: Portable, tools: Path, place: Path) -> dict[str, Path]:
 
 
 def _environment(tools: Path) -> dict[str, str]:
-    """That of the compilers: none of the variables by which a user chooses compilers and flags."""
+    """Returns the compilers' environment, without the variables by which a user chooses compilers and flags."""
     environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS"):
         environment.pop(name, None)
@@ -248,7 +248,7 @@ def _compile(
 def _compile_sampler(
     portable: Portable, libraries: Path, tools: Path, compilers: Mapping[str, Path], place: Path, log: Path
 ) -> None:
-    """The sampler, with our teams of threads: from the library of ggml that is loaded anyway."""
+    """Compiles the sampler. It takes our teams of threads from ggml's library, which is loaded anyway."""
     sources = [PORTABLE / "calls.c"]
     clones = ["-DLB_CLONES"] if portable.arch == "x86_64" else []
     if clones:
@@ -274,7 +274,7 @@ def _compile_sampler(
 
 
 def native_package(folder: Path) -> Path:
-    """The package of the build that `make setup` has made for this CPU, in `folder`: one variant, in seconds."""
+    """Makes a package in `folder` from the build that `make setup` made for this CPU. It has one variant."""
     plan = machine.make_plan("cpu")
     wheel = local_wheel.kept(plan)
     if wheel is None:
@@ -292,7 +292,7 @@ def native_package(folder: Path) -> Path:
 
 
 def package_here(folder: Path) -> tuple[Path, str]:
-    """The package with the CPU variants of this system, made in `folder`, and its wheel's tag."""
+    """Makes the package with the CPU variants of this system in `folder`; returns it with the wheel's tag."""
     if sys.platform == "linux":
         portable = Portable(platform.machine(), variants.chosen(platform.machine()))
         return portable_package(portable, folder), tag(portable)
@@ -300,7 +300,7 @@ def package_here(folder: Path) -> tuple[Path, str]:
 
 
 def _package_of_another_system(folder: Path) -> Path:
-    """For macOS and Windows, by the system's compiler and with ggml's own threads. Untried."""
+    """Makes a package for macOS or Windows with the system's compiler and ggml's own threads. Nobody has tried it."""
     arch = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
     wanted = variants.chosen(arch)
     log = folder / "build.log"
@@ -327,14 +327,14 @@ def _package_of_another_system(folder: Path) -> Path:
 
 
 def tag(portable: Portable | None) -> str:
-    """The wheel's tag."""
+    """Returns the wheel's tag. `portable` None means this machine."""
     if portable is None:
         return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     return f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{portable.arch}"
 
 
 def pack(out: Path, portables: Sequence[Portable | None]) -> list[Path]:
-    """Write llamabatch's wheel, and one of llamabatch-llama for each build; None is that of this CPU."""
+    """Writes llamabatch's wheel, and a wheel of llamabatch-llama for each build; None is the build for this CPU."""
     made = [_hatchling(ROOT, out, {RELEASE_VARIABLE: "1"})]
     for portable in portables:
         with tempfile.TemporaryDirectory() as temporary:
@@ -347,7 +347,7 @@ def pack(out: Path, portables: Sequence[Portable | None]) -> list[Path]:
 
 
 def _hatchling(project: Path, out: Path, variables: Mapping[str, str]) -> Path:
-    """The wheel of a project, built by the hatchling of this environment."""
+    """Builds the wheel of a project with this environment's hatchling; returns its path in `out`."""
     make_folder(out)
     with tempfile.TemporaryDirectory(dir=out) as temporary:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", temporary]
@@ -364,7 +364,7 @@ def _hatchling(project: Path, out: Path, variables: Mapping[str, str]) -> Path:
 
 
 def check(wheel: Path, portable: Portable) -> None:
-    """Raise SetupFailure unless auditwheel finds that a wheel runs where its name says."""
+    """Raises SetupFailure unless auditwheel confirms that a wheel runs on all systems that its name promises."""
     log = make_folder(cache_dir() / "logs") / f"portable-{portable.key}.log"
     done = subprocess.run(
         [tool_folder(log) / "auditwheel", "show", str(wheel)], stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""The client that has the engine, behind the front of an LLM."""
+"""Finds the client that has the engine, behind an LLM's FrontClient."""
 
 from llamabatch.client.base import EngineClient
 from llamabatch.client.front_client import FrontClient

@@ -17,7 +17,7 @@ from llamabatch.planning import profile_store
 from tests import paced
 from tests.gate import marks
 
-# The same examples each time, however slow the machine: `--hypothesis-profile search` looks for others.
+# Hypothesis tries the same examples each time, however slow the machine. `--hypothesis-profile search` tries others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", settings.get_profile("search"), derandomize=True)
 settings.load_profile("steady")
@@ -25,7 +25,8 @@ settings.load_profile("steady")
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_as_on_a_terminal():
-    """A shell that runs us in the background has SIGINT ignored, nohup SIGHUP, and so would each child have them."""
+    """Restores the default handlers of SIGINT and SIGHUP. A shell starts background jobs with SIGINT ignored, and nohup
+    ignores SIGHUP; each child would inherit this."""
     usual = {signal.SIGINT: signal.default_int_handler}
     if hasattr(signal, "SIGHUP"):
         usual[signal.SIGHUP] = signal.SIG_DFL
@@ -39,8 +40,10 @@ CHECKOUT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True, scope="session")
 def programs_start_elsewhere(tmp_path_factory):
-    """Tests, and the programs that they start, run in a temporary folder as a stranger's would. From the checkout a
-    relative path, a file that happens to lie there or a module that no wheel holds would be found all the same."""
+    """Lets tests, and the programs that they start, run in a temporary folder, as on a user's machine.
+
+    In the checkout, a program would also find relative paths, stray files, and modules that no wheel contains.
+    """
     real = subprocess.Popen.__init__
 
     def start(self, args, *rest, cwd=None, **named):
@@ -57,7 +60,7 @@ def programs_start_elsewhere(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def handlers_of_signals_stay():
-    """A test that calls the command line in this process leaves no handler behind."""
+    """Restores the signal handlers after each test, since the command line replaces them in this process."""
     usual = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in usual}
     yield
@@ -68,7 +71,8 @@ def handlers_of_signals_stay():
 
 @pytest.fixture(autouse=True)
 def logs_stay():
-    """A test that serves in this process leaves no log behind, which would write into the output of the next test."""
+    """Restores the loggers after each test. A server in this process changes them, and its log would write into the
+    output of the next test."""
     loggers = [logging.getLogger(name) for name in (llamabatch.__name__, "uvicorn.error")]
     before = [(logger, logger.handlers[:], logger.filters[:], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -79,7 +83,8 @@ def logs_stay():
 
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles_of_this_machine(tmp_path_factory):
-    """Tests run with the rules, without profiles of this machine; a test that sets LLAMABATCH_CACHE has its own."""
+    """Hides the profiles of this machine, so that plans follow the rules. A test that sets LLAMABATCH_CACHE has its own
+    profiles."""
     nowhere, real, at_start = tmp_path_factory.mktemp("no-profiles"), profile_store.folder, os.environ.get(CACHE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile_store, "folder", lambda: real() if os.environ.get(CACHE) != at_start else nowhere)
@@ -91,7 +96,7 @@ CACHE = "LLAMABATCH_CACHE"
 
 @pytest.fixture(autouse=True, scope="session")
 def no_defaults_of_this_user(tmp_path_factory):
-    """Commands run without the defaults that the user of this machine has given to options."""
+    """Hides the user's own defaults of options from commands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LLAMABATCH_MODEL", raising=False)
         empty = tmp_path_factory.mktemp("no-defaults") / "config.toml"
@@ -101,8 +106,8 @@ def no_defaults_of_this_user(tmp_path_factory):
 
 
 class Begun:
-    """Threads and children that this process has begun since and that still run. A count would not do: earlier ones may
-    end meanwhile."""
+    """The threads and children that this process has started since the object was made, and that still run. A count is
+    not enough, because earlier ones may end meanwhile."""
 
     def __init__(self):
         self._before = set(threading.enumerate()) | set(psutil.Process().children())
@@ -116,12 +121,12 @@ class Begun:
 
 @pytest.fixture
 def begun():
-    """By the test."""
+    """The threads and children that the test has started."""
     return Begun()
 
 
 def pytest_itemcollected(item):
-    """A test that paces steps is one in which time matters."""
+    """Marks tests that use the fixture `steps` as `timed`, since time matters in them."""
     if "steps" in inspect.signature(getattr(item, "function", None) or print).parameters:
         item.add_marker("timed")
 
@@ -132,7 +137,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def speed_of_steps():
-    """What SPEED_OF_TESTED_STEPS says, here and in all that tests start: `slow`, `instant`, or as they come."""
+    """Gives steps the speed that SPEED_OF_TESTED_STEPS names (`slow` or `instant`), here and in programs of tests."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get(paced.SPEED):
             paced.set_speed(patch)
@@ -141,6 +146,6 @@ def speed_of_steps():
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """Holds and paces the steps of the engines that a test of the module makes, and those of their children."""
+    """Controls when the engines of a module's tests make steps, in this process and in children."""
     with pytest.MonkeyPatch.context() as patch:
         yield paced.Steps(tmp_path_factory.mktemp("paced") / "order", patch)

@@ -1,5 +1,5 @@
-"""The manifests of deploy/kubernetes as kustomize makes them, as far as they use it: resources, generated ConfigMaps,
-images, patches, replacements; labels of kustomizations are left out."""
+"""Makes the manifests of deploy/kubernetes as kustomize does, with those of its features that the folders use:
+resources, generated ConfigMaps, images, patches and replacements. It adds no labels."""
 
 import copy
 from pathlib import Path
@@ -18,7 +18,7 @@ def documents(file):
 
 
 def rendered(name):
-    """The objects of a folder by their kind."""
+    """Returns the objects of a folder by "Kind/name"."""
     folder = DEPLOY / "kubernetes" / name
     [kustomization] = documents(folder / "kustomization.yaml")
     found = {}
@@ -54,7 +54,7 @@ def rendered(name):
 
 
 def containers(document):
-    """All containers, at any depth."""
+    """Returns all containers of a document, at any depth."""
     inner = list(document.values()) if isinstance(document, dict) else document if isinstance(document, list) else []
     found = [each for value in inner for each in containers(value)]
     own = document if isinstance(document, dict) else {}
@@ -79,7 +79,7 @@ def apply(operations, document):
 
 
 def at(path, document):
-    """What stands at a path of names and numbers."""
+    """Returns the value at a path of names and indices."""
     for step in path:
         document = document[int(step)] if isinstance(document, list) else document[step]
     return document

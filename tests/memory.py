@@ -1,4 +1,4 @@
-"""What a run has found, in a file that the next run reads: it goes on where this one was stopped."""
+"""Stores the results of a run in a file, so that the next run can continue a stopped one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Memory:
-    """Values by names, in a JSON file that is replaced as a whole each time."""
+    """Values by names, in a JSON file. Each change replaces the whole file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -17,7 +17,7 @@ class Memory:
         self._found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def get(self, name: str) -> Any:
-        """None: there is none yet."""
+        """Returns the value of a name; None if there is none."""
         return self._found.get(name)
 
     def remember(self, name: str, value: object) -> None:

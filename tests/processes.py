@@ -1,4 +1,4 @@
-"""The processes that a test started, without those of other tests' engines."""
+"""Finds the processes that a test started, without those of other tests."""
 
 import contextlib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ import psutil
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Those that still run; a zombie does not."""
+    """Returns the pids of processes that still run. A zombie does not."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -17,7 +17,7 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 class Started:
-    """Children of this process that were not there when this was made."""
+    """Finds children of this process that have started since the object was made."""
 
     def __init__(self) -> None:
         self._before = set(psutil.Process().children(recursive=True))

@@ -1,4 +1,4 @@
-"""Files of sound for tests."""
+"""Writes sound files for tests."""
 
 import wave
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The objects that know a request by its id: found by following every reference, so that no table is forgotten."""
+"""Finds all objects that contain a request's id. It follows every reference, so that no table is overlooked."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 
 _NOUNS = (Request, SequenceOutput, RequestOutput, Sequence)
-_OTHERS = (types.ModuleType, types.FrameType, types.CodeType, types.CoroutineType, type)  # not of one engine
+_OTHERS = (types.ModuleType, types.FrameType, types.CodeType, types.CoroutineType, type)  # these belong to no engine
 
 
 def tables_of(root: Any, ids: Container[str]) -> set[str]:
-    """Names, as Class.attribute, of the collections below an object that hold one of these ids, also within a text."""
+    """Returns the names, as Class.attribute, of collections below an object that contain one of these ids, also as a
+    part of a text."""
     found: set[str] = set()
     seen = {id(root)}
     left: deque[tuple[Any, str]] = deque([(root, type(root).__name__)])
     while left:
         one, place = left.popleft()
         attributes = _attributes(one)
-        is_noun = isinstance(one, _NOUNS)  # the place is the table that has it
+        is_noun = isinstance(one, _NOUNS)  # the table that contains it is named, not the object itself
         parts = [(place if is_noun else f"{type(one).__name__}.{name}", each) for name, each in attributes.items()]
         own = getattr(one, "__dict__", None)
         parts += [(place, other) for other in _referents(one) if other is not own]
@@ -47,9 +48,9 @@ def _attributes(one: Any) -> dict[str, Any]:
 
 
 def _referents(one: Any) -> list[Any]:
-    if isinstance(one, dict):  # the collector does not see keys that are texts
+    if isinstance(one, dict):  # gc.get_referents leaves out keys that are texts
         return [*list(one), *list(one.values())]
-    if isinstance(one, types.FunctionType):  # not its globals
+    if isinstance(one, types.FunctionType):  # without its globals
         return [*(one.__closure__ or ()), *(one.__defaults__ or ())]
     found = gc.get_referents(one)
     return [one.__self__] if isinstance(one, types.MethodType) else found

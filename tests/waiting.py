@@ -1,4 +1,5 @@
-"""Waits for what another thread or process does. No test says how long that takes: patience is for what never comes."""
+"""Waits for other threads and processes. Tests give no times: the limit of all waits only ends those that never
+succeed."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ T = TypeVar("T")
 
 
 def until(holds: Callable[[], T], about: object = None) -> T:
-    """What `holds` says once it is true.
+    """Calls `holds` again and again, and returns its first true value.
 
     Args:
-        holds: is asked again and again.
-        about: says more where it never becomes true; a function is called then.
+        holds: the condition.
+        about: more information for the failure, if `holds` never becomes true; or a function that returns it.
     """
     give_up = time.monotonic() + PATIENCE_S
     while not (found := holds()):
@@ -29,7 +30,7 @@ def until(holds: Callable[[], T], about: object = None) -> T:
 
 
 async def until_soon(holds: Callable[[], T], about: object = None) -> T:
-    """As `until`, while the event loop goes on."""
+    """Waits like `until`, but lets the event loop run meanwhile."""
     give_up = time.monotonic() + PATIENCE_S
     while not (found := holds()):
         assert time.monotonic() < give_up, _failure(found, about)

@@ -1,1 +1,1 @@
-"""What a GPU is measured with: `make gpu-pack` packs it, and `make gpu-check` runs from there without a network."""
+"""Programs that measure a GPU: `make gpu-pack` bundles them, and `gpu-check` runs from the bundle without a network."""

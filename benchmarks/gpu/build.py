@@ -1,7 +1,7 @@
 """One build of llama.cpp for the check: the package that llamabatch loads, llama-server and llama-batched-bench.
 
-All three use the same shared libraries, so that each device kernel is compiled once, and peers run the very kernels of
-ours. A build that is stopped goes on where it was: its folder stays until it is whole.
+All three use the same shared libraries, so that each device kernel is compiled once and all three run the same kernels.
+The next call continues a build that was stopped, since the build's folder stays until the build is complete.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LIBRARIES = (".so", ".dylib")
 TARGETS = ("llama", "mtmd", *PROGRAMS)
 _SHARED = (
     "-DBUILD_SHARED_LIBS=ON",
-    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # programs find the libraries beside them, wherever the folder goes
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # programs find the libraries beside them, in any folder
     f"-DCMAKE_PROJECT_INCLUDE={recipe.OWN_NAMES}",
 )
 
 
 def folder_of(plan: Plan) -> Path:
-    """Folder of a build; it has the package, and the programs beside the libraries in `programs()`."""
+    """Returns the folder of a build. It contains the package; the programs are beside the libraries in `programs()`."""
     return cache_dir() / "gpu-check" / plan.key
 
 
@@ -45,7 +45,7 @@ def is_complete(plan: Plan) -> bool:
 
 
 def build(backend: str, log: Path) -> Plan:
-    """Makes what is missing of a build for a backend. Raises SetupFailure."""
+    """Makes the missing parts of the build for a backend; returns its plan. Raises SetupFailure."""
     plan = make_plan(backend)
     if is_complete(plan):
         return plan

@@ -1,9 +1,10 @@
-"""`make gpu-check`: figures of a machine with a GPU in 25 minutes, in calls of at most nine, the most valuable first.
+"""`make gpu-check`: measures a machine with a GPU in 25 minutes, in calls of at most 9, the most valuable parts first.
 
 python -m benchmarks.gpu.check [--quick] [--backend cuda|rpc|cpu] [--minutes 9] [--out FOLDER] [--again PART]
 
-Each part is a process of its own with a limit, and what it has found is kept at once: a second call goes on where the
-first one ended. Without CUDA it says so, and measures on two RPC devices on loopback, which compute on the CPU.
+Each part is a process with a time limit, and stores its figures at once, so that a second call continues where the
+first one ended. Without CUDA or Metal the check says so, and measures two RPC devices on loopback. They compute on the
+CPU.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from llamabatch.utils.atomic_file import write_text
 DONE, CUT, PARTIAL, FAILED = "done", "cut short", "stopped", "failed"
 _OVER = (DONE, CUT, FAILED)  # not run again
 AGAIN = 3
-"""Exit status: time is up, and parts are left."""
+"""The exit status if time is up and parts remain."""
 N_RPC_DEVICES = 2
-_NVCC = Path("/usr/local/cuda/bin")  # where the toolkit lies that is on no PATH
+_NVCC = Path("/usr/local/cuda/bin")  # where the toolkit usually is if PATH lacks it
 _SPARE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """A step of the check: a module of benchmarks/gpu/parts.py's table. limit_s: seconds that it may take."""
+    """A step of the check: an entry of TABLE in benchmarks/gpu/parts.py. limit_s: seconds that the step may take."""
 
     name: str
     limit_s: float
@@ -58,7 +59,7 @@ PARTS = (
 
 
 def document_of(folder: Path) -> dict[str, Any]:
-    """All that is known so far: the parts by name."""
+    """Returns the stored figures of all parts, by name of the part."""
     found: dict[str, Any] = {}
     for part in PARTS:
         path = folder / f"{part.name}.json"
@@ -79,7 +80,7 @@ def run_parts(
     now: Callable[[], float] = time.monotonic,
     parts: tuple[Part, ...] = PARTS,
 ) -> list[str]:
-    """Runs the parts that are not done, while there is time for each; returns the names of those that are left.
+    """Runs the parts that are not over, as long as time remains; returns the names of the remaining parts.
 
     Args:
         run: runs a part within so many seconds, and returns its state.
@@ -97,7 +98,7 @@ def run_parts(
         entry = document_of(folder).get(part.name, {})
         seconds = round(entry.get("seconds", 0.0) + now() - started, 1)
         keep(folder, part.name, {**entry, "state": state, "seconds": seconds})
-        if part.name == "build" and state != DONE:  # nothing runs without it; stopped, it goes on where it was
+        if part.name == "build" and state != DONE:  # no other part runs without it
             return [each.name for each in parts[number:]] if state == PARTIAL else []
     return [part.name for part in parts if not _is_over(folder, part)]
 
@@ -107,11 +108,11 @@ def _is_over(folder: Path, part: Part) -> bool:
 
 
 def run_part(part: Part, limit_s: float, folder: Path, environment: Mapping[str, str], options: list[str]) -> str:
-    """One part in a process group of its own; what it writes to the folder stays if it is ended."""
+    """Runs one part in a process group of its own; returns its state. Its files stay even if the part is killed."""
     say(f"{part.name}: {part.what} (at most {limit_s:.0f} s)")
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, str(folder), *options]
     with open(folder / f"{part.name}.log", "ab") as log:
-        variables = {**environment, "PYTHONUNBUFFERED": "1"}  # the last line of the log is the error's
+        variables = {**environment, "PYTHONUNBUFFERED": "1"}  # so that the error is the last line of the log
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
             status = process.wait(timeout=limit_s)
@@ -132,13 +133,13 @@ def run_part(part: Part, limit_s: float, folder: Path, environment: Mapping[str,
 
 
 def end_group(pid: int) -> None:
-    """Ends a part and all that it has started."""
+    """Kills a process and all processes of its group."""
     with contextlib.suppress(OSError):
         os.killpg(pid, 9)
 
 
 def backend_of(asked: str) -> tuple[str, str]:
-    """The backend of the check, and why it is that one."""
+    """Returns the backend of the check and the reason for that choice."""
     if asked != "auto":
         return asked, "as asked"
     found = default_backend()
@@ -155,7 +156,7 @@ def backend_of(asked: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def devices(backend: str, environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The variables with which a part has its devices; RPC servers end with the body."""
+    """Yields the environment variables that name a part's devices. RPC servers end with the `with` block."""
     if backend != "rpc":
         yield environment
         return

@@ -2,8 +2,9 @@
 
 python -m benchmarks.gpu.pack [--python 3.11,3.12] [--out FILE]
 
-It holds this revision, the source package of llama-cpp-python without what our builds never read, and wheels: those
-that the check cannot do without for each Python, then, as far as 60 MiB allow, matplotlib for the picture and cmake.
+The bundle contains this revision, the source package of llama-cpp-python without the files that our builds never read,
+and for each Python the wheels that the check needs. If 60 MiB allow, wheels of matplotlib for the picture and of cmake
+follow.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NEEDED = (
     "pytest-timeout>=2.3", "hypothesis>=6.100", "nvidia-ml-py>=12",
 )  # fmt: skip
 WISHED = (("matplotlib>=3.8",), ("cmake>=3.21", "ninja"))
-"""Each with what it needs, in the order of their worth; left out where the bundle would be too large."""
+"""Packages to add with their dependencies, the most useful first, as long as the bundle is not too large."""
 
 _LLAMA = "vendor/llama.cpp/"
 _KEPT = (
@@ -58,10 +59,10 @@ _OLDEST_GLIBC, _NEWEST_GLIBC = 5, 39
 
 
 def is_kept(name: str) -> bool:
-    """True for a file of the source package that a build for CUDA, RPC or a CPU may read.
+    """Returns True for a file of the source package that a build for CUDA, RPC or a CPU may read.
 
     Args:
-        name: its path below the top folder.
+        name: path of the file below the top folder.
     """
     if name.startswith(_LLAMA):
         return not name.removeprefix(_LLAMA).startswith(_DROPPED)
@@ -69,7 +70,7 @@ def is_kept(name: str) -> bool:
 
 
 def trim(package: Path, target: Path) -> None:
-    """Writes the source package anew, without what `is_kept` leaves out."""
+    """Copies the source package to `target`, without the files that `is_kept` rejects."""
     with tarfile.open(package) as whole, tarfile.open(target, "w:xz") as small:
         for member in whole:
             if member.isfile() and is_kept(member.name.partition("/")[2]):
@@ -77,14 +78,14 @@ def trim(package: Path, target: Path) -> None:
 
 
 def platforms() -> list[str]:
-    """The tags of wheels for Linux on this kind of processor, the newest glibc first."""
+    """Returns the tags of wheels for Linux on this kind of processor, the newest glibc first."""
     machine = platform.machine()
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)]
     return [*tags, f"manylinux2014_{machine}", f"manylinux1_{machine}"]
 
 
 def download(packages: Sequence[str], version: str, folder: Path, log: Path) -> None:
-    """Wheels of packages, with all that they need, for a Python on Linux. Raises SetupFailure."""
+    """Downloads wheels of packages and of their dependencies, for a Python on Linux. Raises SetupFailure."""
     tags = [part for tag in platforms() for part in ("--platform", tag)]
     command: list[str | Path] = [
         sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--only-binary=:all:",
@@ -105,10 +106,10 @@ def add_wished(
     """Adds wheels as long as there is room.
 
     Args:
-        room: bytes that they may take.
+        room: bytes that the wheels may take.
 
     Returns:
-        The packages that were added, by version of Python; and in words what was not.
+        The added packages by version of Python, and a description of each group that was left out.
     """
     added: dict[str, list[str]] = {version: [] for version in versions}
     left_out: list[str] = []
@@ -136,7 +137,7 @@ def add_wished(
 
 
 def revision(folder: Path) -> str:
-    """The commit, whose files go to `folder`; changes that are not committed stay here. Raises SetupFailure."""
+    """Writes the files of HEAD to `folder`, without uncommitted changes; returns the commit. Raises SetupFailure."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     made = subprocess.run(["git", "archive", "--format=tar", "HEAD"], cwd=ROOT, capture_output=True, check=False)
     if found.returncode != 0 or made.returncode != 0:
@@ -184,7 +185,7 @@ def make(versions: Sequence[str], out: Path, most: int = MOST_BYTES) -> dict[str
         }
         (top / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         made = Path(temporary) / out.name
-        with tarfile.open(made, "w:xz", preset=0) as file:  # wheels are compressed
+        with tarfile.open(made, "w:xz", preset=0) as file:  # preset=0: wheels are compressed already
             file.add(top, FOLDER)
         size = made.stat().st_size
         if size > most:

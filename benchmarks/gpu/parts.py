@@ -1,6 +1,6 @@
 """The parts of `make gpu-check`, each a process: python -m benchmarks.gpu.parts NAME FOLDER --backend B [--quick]
 
-A part writes FOLDER/NAME.json anew whenever it knows more: what it has found stays if it is ended.
+A part writes FOLDER/NAME.json again for each new figure, so that its figures stay even if the part is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
 OURS, SERVER, BENCH = "ours", "llama-server", "llama-batched-bench"
-_MOST_THREADS = 8  # all layers are on the GPU
+_MOST_THREADS = 8  # enough, since all layers are on the GPU
 _FACTS = (
     "import dataclasses, json; from llamabatch.tools.machine_facts import MachineFacts; "
     "print(json.dumps(dataclasses.asdict(MachineFacts.here())))"
@@ -50,10 +50,12 @@ _QUICK_TESTS = ("test_stops.py",)
 
 @dataclasses.dataclass
 class Context:
-    """What a part has to work with.
+    """The input of a part, and its figures.
 
     Attributes:
-        folder: of the results. name: the part's. found: what it has found so far.
+        folder: folder of the results.
+        name: name of the part.
+        found: the figures so far.
     """
 
     folder: Path
@@ -63,7 +65,7 @@ class Context:
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def keep(self) -> None:
-        """Writes what is known, beside the seconds that earlier calls have taken."""
+        """Writes the figures so far to the part's file; other entries of the file stay."""
         path = self.folder / f"{self.name}.json"
         entry = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         write_text(path, json.dumps({**entry, "found": self.found}, indent=1) + "\n")
@@ -73,7 +75,7 @@ class Context:
         return (4, 8) if self.quick else (32, 64)
 
     def model(self) -> Path:
-        """The model with random weights, made on the spot and kept in the cache: 8B, or a small one."""
+        """Returns the file of a model with random weights, 8B or small; writes it to the cache if it is missing."""
         name, shape = "llama-3.1-8b-Q4_K_M", synth.SHAPES["llama-3.1-8b"]
         if self.quick:
             name = "small-Q4_K_M"
@@ -139,7 +141,7 @@ def memory_settings(quick: bool) -> list[dict[str, Any]]:
 
 
 def memory(context: Context) -> None:
-    """Bytes of each GPU as the plan predicts them, and as llama.cpp reports them."""
+    """Compares the bytes of each GPU that the plan predicts with those that llama.cpp reports."""
     settings = memory_settings(context.quick)
     base = {"model": str(context.model()), "strategy": "batched"}
     context.found = {"settings": []}
@@ -176,7 +178,7 @@ def peers_of(n_slots: int, n_ctx: int) -> list[Opens]:
 
 
 def beside(context: Context, setup: Setup, workload: Workload, n_slots: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Tokens a second of ours and of llama-server, round by round, in turn; what is known after each of them."""
+    """Measures ours and llama-server in turn, round by round; yields all figures so far after each measurement."""
     entry: dict[str, Any] = {"n_slots": n_slots, "workload": workload.outline(), "peers": {}, "rounds": rounds}
     peers = peers_of(n_slots, workload.n_ctx)
     for number in range(rounds):
@@ -229,7 +231,7 @@ def burst(context: Context) -> None:
 
 
 def host(context: Context) -> None:
-    """Time of a step outside of llama_decode, while all slots decode: the device then waits for the host."""
+    """Measures the part of a step outside of llama_decode, in which the device waits for the host; all slots decode."""
     lib: Any = library.load()
     decode, synchronize = lib.llama_decode, lib.llama_synchronize
     calls: list[tuple[float, float, int]] = []
@@ -237,7 +239,7 @@ def host(context: Context) -> None:
     def timed(handle: Any, batch: Any) -> int:
         start = time.perf_counter()
         code = int(decode(handle, batch))
-        synchronize(handle)  # the device computes on after the call
+        synchronize(handle)  # llama_decode returns before the device has finished
         calls.append((start, time.perf_counter(), batch.n_tokens))
         return code
 
@@ -263,10 +265,10 @@ def host(context: Context) -> None:
 
 
 def host_share(calls: list[tuple[float, float, int]], n_rows: int) -> dict[str, Any]:
-    """The medians of neighbouring steps of so many rows: seconds of a step, those outside of the call, their share.
+    """Returns medians over consecutive steps of `n_rows` rows: ms of a step, ms outside of llama_decode, their share.
 
     Args:
-        calls: when each call began and ended, and its rows.
+        calls: begin, end and number of rows of each call of llama_decode.
     """
     pairs = [
         (later[0] - sooner[0], later[0] - sooner[1])
@@ -291,14 +293,14 @@ def tests(context: Context) -> None:
         *(str(places.ROOT / "tests" / "model" / name) for name in names),
     ]  # fmt: skip
     status = subprocess.call(command, cwd=places.ROOT)
-    if status not in (0, 1) or not outcome.is_file():  # 1: some have failed
+    if status not in (0, 1) or not outcome.is_file():  # 1: some tests failed
         raise RuntimeError(f"pytest ended with status {status}")
     context.found = {"files": list(names), **outcome_of(outcome)}
     context.keep()
 
 
 def outcome_of(path: Path) -> dict[str, Any]:
-    """Counts of a file that pytest has written, and the names of what failed."""
+    """Returns the counts of a junit file of pytest, and the names of the failed tests."""
     [suite] = xml.etree.ElementTree.parse(path).getroot().iter("testsuite")
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
@@ -323,7 +325,7 @@ def workloads(context: Context) -> None:
 
 
 def slots(context: Context) -> None:
-    """Ours alone over numbers of slots, those in the middle of the range first."""
+    """Measures ours alone with several numbers of slots, in an order in which the first ones span the range."""
     setup = context.setup()
     sizes = (1, 4, 16) if context.quick else (128, 16, 1, 96, 8, 48, 4, 24, 2)
     context.found = {"sizes": {}}

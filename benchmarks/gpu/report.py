@@ -1,4 +1,4 @@
-"""What `make gpu-check` has found: a paragraph for README, and a picture."""
+"""Turns the figures of `make gpu-check` into a paragraph for README and a picture."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.places import ROOT
 from llamabatch.utils.version import __version__
 
 LEAST_RATIO = 1.3
-"""Of ours to llama-server's tokens a second, in a burst."""
+"""The least ratio of our tokens/s to llama-server's in a burst."""
 MOST_HOST = 0.1
-"""Share of a step that is spent outside of llama_decode."""
+"""The largest share of a step that may pass outside of llama_decode."""
 _COLORS = ("#D55E00", "#0072B2", "#CCCCCC")  # of Okabe and Ito's palette
 _MANIFEST = ROOT.parent / "pack.json"
 
 
 def circumstances(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Machine, as the build has found it, release, commit and time."""
+    """Returns the machine as the build part describes it, the release, the commit and the time."""
     commit = ""
     if _MANIFEST.is_file():
         commit = str(json.loads(_MANIFEST.read_text(encoding="utf-8"))["commit"])
@@ -43,7 +43,7 @@ def found(document: Mapping[str, Any], part: str) -> dict[str, Any]:
 
 
 def paragraph(document: Mapping[str, Any]) -> str:
-    """The figures in sentences; a part that has found nothing is left out."""
+    """Returns the figures in sentences; leaves out a part without figures."""
     names = ", ".join(found(document, "build").get("devices", [])) or document["machine"]["cpu"]
     what = "a small shape" if document["quick"] else "an 8B shape in Q4_K_M"
     sentences = [f"On {names} ({document['backend']}), with {what}:"]
@@ -94,7 +94,7 @@ def targets(document: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def draw(document: Mapping[str, Any], path: Path) -> str:
-    """Writes the picture where matplotlib is there and there is something to draw; returns a line about it."""
+    """Writes the picture if matplotlib is installed and there are figures; returns a line about it."""
     if importlib.util.find_spec("matplotlib") is None:
         return "no picture: matplotlib is not here; `python -m benchmarks.gpu.report FILE.json` draws it elsewhere"
     panels = [panel for panel in (_burst, _slots, _host) if panel(document, None)]
@@ -118,7 +118,7 @@ def draw(document: Mapping[str, Any], path: Path) -> str:
 
 
 def _burst(document: Mapping[str, Any], axes: Any) -> bool:
-    """Bars of the peers by number of slots. Draws nothing on `axes` None; False: there is nothing to draw."""
+    """Draws bars of the peers by number of slots, unless `axes` is None. Returns False if there are no figures."""
     sizes = [entry for entry in found(document, "burst").get("sizes", []) if entry["peers"]]
     names = list(dict.fromkeys(name for entry in sizes for name in entry["peers"]))
     if axes is not None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes an environment out of the bundle's wheels, without a network, and runs `benchmarks.gpu.check` in it.
 
-It is the program `gpu-check` of the bundle; in a checkout `make gpu-check` runs it with the checkout's own environment.
-Standard library only.
+In the bundle this file is the program `gpu-check`. In a checkout, `make gpu-check` runs this file, and the check runs
+in the checkout's own environment. It uses the standard library only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def environment_of(bundle: Path, given: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """The variables of all that runs from a bundle: its caches, its source, and nothing from a network."""
+    """Returns the environment variables for programs of a bundle: they use its cache and source, and no network."""
     manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
     [source] = (bundle / "sources").iterdir()
     return {
@@ -52,7 +52,7 @@ def environment_of(bundle: Path, given: os._Environ[str] | dict[str, str]) -> di
         "LLAMABATCH_SOURCE": str(source),
         "LLAMABATCH_SOURCE_SHA256": manifest["source_sha256"],
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": (bundle / "wheels").as_uri(),  # pip splits the variable at blanks
+        "PIP_FIND_LINKS": (bundle / "wheels").as_uri(),  # without blanks, at which pip splits the variable
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
 
@@ -62,7 +62,7 @@ def python_of(bundle: Path) -> Path:
 
 
 def prepare(bundle: Path) -> str:
-    """Makes the environment, once; returns what is wrong, or ""."""
+    """Makes the environment if it is missing or stale; returns a description of the problem, or ""."""
     manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
     version = f"3.{sys.version_info.minor}"
     if version not in manifest["pythons"]:

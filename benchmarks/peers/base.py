@@ -1,4 +1,4 @@
-"""The common part of all peers: a session that runs jobs, and one measurement of it."""
+"""The common part of all peers: a session that runs jobs, and the measurement of a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamabatch.tools.processes import PeakMemory
 
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0}
 LOAD_TIMEOUT_S = 120.0
-_LEAST_TOKENS = 0.99  # of those asked for; a peer that makes fewer has ended early and is not comparable
+_LEAST_TOKENS = 0.99  # share of the requested tokens; a peer with fewer tokens ended early and is not comparable
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Setup:
     Attributes:
         env: the environment that programs start with.
         python: the interpreter with llamabatch; its llama-cpp-python is also the loop's.
-        bench_python: the interpreter with the peers' packages; None: they are not installed.
+        bench_python: the interpreter with the peers' packages; None: the packages are not installed.
         programs: folder of llama-server and llama-batched-bench; None: not built.
-        stock: folder of the same two without our patches; None: not built.
+        stock: folder of both programs without our patches; None: not built.
         lcp_server: examples/server/server.py of llama-cpp-python; None: not unpacked.
         logs: folder for the standard error of programs.
-        threads: of every peer, for single rows and for batches.
-        timeout_s: of one peer on one workload.
+        threads: number of threads of every peer, for single rows and for batches.
+        timeout_s: time limit of one peer on one workload.
     """
 
     models: Mapping[str, Model]
@@ -71,16 +71,16 @@ class Result:
     """The outcome of one measurement.
 
     Attributes:
-        wall_s: from the start to the last token.
-        tokens: generated, for each job.
-        gaps_s: between the tokens of the talkers, where tokens were delivered one by one.
-        peak_memory_bytes: resident, largest, of the peer's processes together; its load and warm-up included.
+        wall_s: seconds from the start to the last token.
+        tokens: number of generated tokens of each job.
+        gaps_s: seconds between the tokens of the talkers, if tokens were streamed.
+        peak_memory_bytes: peak of the resident memory of all the peer's processes, load and warm-up included.
         client_cpu_s: processor time of the benchmark itself while it waited.
-        facts: the peer's own: options, load time, counts.
-        times_s: of each job's tokens since the start, where tokens were delivered one by one.
-        began_s: of each job's request since the start, there.
-        first_token_s: from the request to its first token, the mean of those that are not talkers, or of all, there.
-        others_cpu_percent: of the CPU that other processes used meanwhile, the workload's own neighbour among them.
+        facts: what the peer reports: options, load time, counts.
+        times_s: for each job, the seconds from the start to each of its tokens, if tokens were streamed.
+        began_s: for each job, the seconds from the start to its request, if tokens were streamed.
+        first_token_s: mean seconds from a request to its first token, as the function of this name counts them.
+        others_cpu_percent: share of the CPU that other processes used meanwhile, the workload's neighbour included.
     """
 
     wall_s: float
@@ -105,7 +105,7 @@ class Result:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that a share of the values does not exceed (nearest rank)."""
+    """Returns the smallest value that at least `share` of the values do not exceed (nearest rank)."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
@@ -143,7 +143,7 @@ class Opens(Protocol):
 
 
 def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS) -> Result:
-    """Start a peer, warm it up, run the workload once, end it. Raises PeerFailure."""
+    """Starts a peer, warms it up, runs the workload once and ends the peer. Raises PeerFailure."""
     session = open_warm(peer, setup, workload, rng, n_warm_up=n_warm_up)
     try:
         return measure_once(session, setup, workload, rng)
@@ -154,7 +154,7 @@ def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *
 def open_warm(
     peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS
 ) -> Session:
-    """A peer that has loaded its model, and has touched its weights and slots. Raises PeerFailure."""
+    """Returns the session of a peer that has loaded its model and used its weights and slots. Raises PeerFailure."""
     session = peer.open(setup, workload)
     try:
         warm_up = workload.warm_up(rng, setup.models[workload.model].n_vocab, n_warm_up)
@@ -166,7 +166,7 @@ def open_warm(
 
 
 def measure_once(session: Session, setup: Setup, workload: Workload, rng: random.Random) -> Result:
-    """Run the workload once, with token ids that `rng` draws. Raises PeerFailure."""
+    """Runs the workload once, with token ids that `rng` draws. Raises PeerFailure."""
     n_vocab = setup.models[workload.model].n_vocab
     jobs = workload.jobs(rng, n_vocab)
     if earlier := workload.earlier(jobs, rng, n_vocab):
@@ -187,7 +187,7 @@ def measure_once(session: Session, setup: Setup, workload: Workload, rng: random
 
 
 def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
-    """Raises PeerFailure if a peer generated less than its jobs want; those without an end want nothing."""
+    """Raises PeerFailure if a peer generated too few of the tokens that its jobs request. Endless jobs do not count."""
     wanted = sum(job.generate for job in jobs if not job.endless)
     found = sum(n for n, job in zip(tokens, jobs, strict=True) if not job.endless)
     if found < _LEAST_TOKENS * wanted:
@@ -195,9 +195,9 @@ def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
 
 
 def first_token_s(result: Result, jobs: list[Job]) -> float | None:
-    """Of the requests that are not talkers, or else of all: the mean time from the request to its first token.
+    """Returns the mean seconds from a request to its first token, of the requests that are not talkers.
 
-    None where tokens were not delivered one by one.
+    If all requests are talkers, all count. Returns None if tokens were not streamed.
     """
     chosen = [not job.talker for job in jobs] if any(not job.talker for job in jobs) else [True] * len(jobs)
     pairs = zip(result.times_s, result.began_s, chosen, strict=False)
@@ -206,7 +206,7 @@ def first_token_s(result: Result, jobs: list[Job]) -> float | None:
 
 
 def gaps(times: list[list[float]], jobs: list[Job]) -> list[float]:
-    """Seconds between neighbouring tokens of the talkers."""
+    """Returns the seconds between consecutive tokens of the talkers."""
     return [
         later - earlier
         for seen, job in zip(times, jobs, strict=True)

@@ -1,4 +1,4 @@
-"""Ours and the loop over llama_cpp.Llama: libraries, each in a child program that speaks programs/lines.py."""
+"""The peers that are libraries: ours and the loop over llama_cpp.Llama, each in a child program (programs/lines.py)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ class ChildSession:
 
 @dataclass(frozen=True)
 class Ours:
-    """`LLM` as it is. Slots and context are given, and threads where they are not as many as there are cores;
-    everything else is its own choice.
+    """`LLM` with the benchmark's slots and context. Its threads are set only if they differ from the number of cores.
 
     Attributes:
         options: more options of LLM.
@@ -80,14 +79,14 @@ class Ours:
 
 @dataclass(frozen=True)
 class LlamaLoop:
-    """`llama_cpp.Llama`, one request after another, on every n-th request of the workload."""
+    """`llama_cpp.Llama`, which runs every n-th request of the workload, one after another."""
 
     name: str = "Llama loop"
     more: int = 1
-    """Leave out more requests: of a quick run."""
+    """Runs only every `more`-th of the requests that a full run measures; for quick runs."""
 
     def applies(self, workload: Workload) -> bool:
-        return not workload.streamed  # one request after another: no other one generates meanwhile
+        return not workload.streamed  # one request at a time: nobody would talk beside it
 
     def open(self, setup: Setup, workload: Workload) -> ChildSession:
         engine = {"n_ctx": workload.n_ctx, "n_threads": setup.threads, "n_threads_batch": setup.threads}

@@ -1,4 +1,4 @@
-"""A light HTTP client for servers: a thread a request, which sleeps until the answer comes."""
+"""A light HTTP client for servers. Each request has a thread, which sleeps until the answer arrives."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ Count = Callable[[dict[str, Any], Job], int]
 
 @dataclass
 class _Stream:
-    """The pieces of an answer: the time of each since the start, and its line; and the time of its request."""
+    """The pieces of an answer: `seen` has the time and the line of each piece, `began_s` is the time of the request.
+
+    Times are seconds since the start.
+    """
 
     endless: bool
     seen: list[tuple[float, bytes]] = field(default_factory=list)
     began_s: float = 0.0
 
     def last(self) -> dict[str, Any]:
-        """Raises ValueError: nothing came."""
+        """Returns the JSON of the last piece. Raises ValueError if there is no piece."""
         answer: dict[str, Any] = json.loads(self.seen[-1][1].removeprefix(b"data: ") if self.seen else b"")
         return answer
 
     def token_times(self) -> list[float]:
-        """A time for each token.
+        """Returns a time for each token.
 
-        llama.cpp's server sends nothing for a token that ends within a character, and counts it in the next piece: its
-        time is then spread evenly over that piece's tokens.
+        llama.cpp's server sends nothing for a token that ends within a character, and counts that token in the next
+        piece. The time since the piece before is then spread evenly over the piece's tokens.
         """
         times: list[float] = []
         counted = 0
@@ -55,13 +58,13 @@ class _Stream:
 
 
 class HttpSession:
-    """A server that is up.
+    """A session with a running server.
 
     Args:
-        program: the server; it is ended with the session.
-        payload: the body of a request for a job; with True, of one that streams.
-        count: the generated tokens, from an answer or from the summary of a stream. The number of its pieces is no
-            measure: bytes of half a character are held back.
+        program: the server; `close` ends it.
+        payload: (job, whether to stream) -> the body of the request.
+        count: (answer or summary of a stream, job) -> the number of generated tokens. The number of pieces may be
+            smaller, since the server holds back bytes of half a character.
     """
 
     def __init__(
@@ -103,15 +106,15 @@ class HttpSession:
                 tokens = list(pool.map(one, jobs, bodies, streams))
             except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._program.close()  # frees the threads that still wait for it
+                self._program.close()  # frees the threads that still wait for an answer
                 if self._program.ended:
                     raise PeerFailure(f"{type(error).__name__}: {error}; {self._program.failure()}") from error
                 raise PeerFailure(f"{type(error).__name__}: {error}") from error
-            except BaseException:  # interrupted, or refused: the threads wait for answers without a reader
+            except BaseException:  # interrupted, or refused by the server, while threads wait for answers
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._program.close()
                 raise
-        if self._program.ended:  # killed or crashed: streams then end like good ones
+        if self._program.ended:  # killed or crashed, but its streams seem to end normally
             raise self._program.failure()
         wall_s = time.perf_counter() - begin
         if not streamed:
@@ -123,7 +126,7 @@ class HttpSession:
         self, body: bytes, stream: _Stream, begin: float, streamed: bool, timeout_s: float,
         talks: Callable[[], None], over: threading.Event,
     ) -> dict[str, Any]:  # fmt: skip
-        """The answer, or the summary that ends a stream; of an endless one that is left, its last piece."""
+        """Returns the answer, the summary that ends a stream, or the last piece of a stream that is cut off."""
         connection = http.client.HTTPConnection(*self._address, timeout=timeout_s)
         try:
             connection.request("POST", self._path, body, {"Content-Type": "application/json", "Connection": "close"})
@@ -134,7 +137,7 @@ class HttpSession:
                 answer: dict[str, Any] = json.loads(response.read())
                 return answer
             for line in response:
-                if line.startswith(b"data: {"):  # a token each; not parsed while others wait
+                if line.startswith(b"data: {"):  # one token; parsed later, as others wait now
                     stream.seen.append((time.perf_counter() - begin, line))
                     if stream.endless and len(stream.seen) == 1:
                         talks()
@@ -151,7 +154,7 @@ class HttpSession:
 
 
 def wait_until_up(program: Program, address: tuple[str, int], path: str, timeout_s: float) -> None:
-    """Until a server answers 200. Raises PeerFailure if it ends or takes too long."""
+    """Waits until a server answers 200. Raises PeerFailure if the server ends or takes too long."""
     with program.limit(timeout_s):
         while not program.ended:
             if _answers(address, path):

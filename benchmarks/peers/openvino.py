@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: a library with continuous batching of its own, which reads some GGUF files."""
+"""OpenVINO GenAI, a library with its own continuous batching. It reads some GGUF files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.workloads import N_SLOTS, Workload
 from llamabatch.native_build.tools import make_folder
 from llamabatch.utils.paths import cache_dir
 
-_SCHEDULER = ("max_num_batched_tokens", "enable_prefix_caching")  # the others are properties of the device
+_SCHEDULER = ("max_num_batched_tokens", "enable_prefix_caching")  # all other settings are properties of the device
 AXES = {
     "max_num_batched_tokens": (256, 512, 2048),
     "enable_prefix_caching": (0, 1),
@@ -32,16 +32,17 @@ def _stage(axis: str, best: grid.Flags) -> list[grid.Flags]:
 
 
 def remembered(key: str) -> grid.Remembered:
-    """Best settings of each workload; axis by axis, from the defaults on."""
+    """Returns the record of the best settings by workload. A search tries the axes in turn, from the defaults on."""
     stages = [partial(_stage, axis) for axis in AXES]
     return grid.Remembered(make_folder(cache_dir() / "bench") / "openvino-settings.json", key, USUAL, stages)
 
 
 @dataclass(frozen=True)
 class OpenVino:
-    """ContinuousBatchingPipeline on the CPU, at most 32 sequences at once; the rest are its defaults, or `settings`.
+    """ContinuousBatchingPipeline on the CPU with at most 32 sequences at once, and its defaults or `settings`.
 
-    It gets no min_p, which is 0 here. All requests are there at the start: workloads with later ones do not apply.
+    It gets no min_p, which is 0 in SAMPLING. The child adds all requests at the start, so workloads with requests that
+    arrive later do not apply.
     """
 
     name: str
@@ -72,7 +73,7 @@ class OpenVino:
 
 
 def search_settings(setup: Setup, workload: Workload, best: grid.Remembered, say: Callable[[str], None]) -> None:
-    """Find the best settings for a workload, cut to about a fifth."""
+    """Searches the best settings for a workload, which is cut to about a fifth."""
 
     def one(settings: grid.Flags, cut: Workload, timeout_s: float) -> Result:
         return OpenVino("OpenVINO GenAI, grid", settings=settings).measure(setup, cut, random.Random(repr(settings)))

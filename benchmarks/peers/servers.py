@@ -1,4 +1,4 @@
-"""Servers, driven over HTTP: llama-server, patched and stock, xllamacpp, llama-cpp-python's example server."""
+"""The peers that are servers, over HTTP: llama-server (patched and stock), xllamacpp, llama-cpp-python's example."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """llama-server with 32 slots. Context and threads are as ours; the rest are its defaults, or the given flags.
+    """llama-server with 32 slots, and with our context and threads. All else has its default, or the given flags.
 
     Attributes:
-        best: for each workload, the flags that grid.py found; None: the defaults.
-        stock: the one without our patches, but for those without which it does not build or crashes.
+        best: for each workload, the flags that grid.py found; None: `flags`.
+        stock: the server has none of our patches, except those that it needs to build and not to crash.
     """
 
     name: str
@@ -70,7 +70,7 @@ class LlamaServer:
 
 
 def remembered(setup: Setup, *, stock: bool) -> grid.Remembered:
-    """Best flags hold for a build of the programs, a number of threads, and the workloads' models."""
+    """Returns the record of best flags for this build of the programs, these threads and the workloads' models."""
     programs = setup.stock if stock else setup.programs
     key = f"{programs.parent.name if programs else 'none'}-{setup.threads}-{places.SHAPE}-{places.QUANT}"
     return grid.Remembered(make_folder(cache_dir() / "bench") / "llama-server-flags.json", key)
@@ -80,7 +80,7 @@ def search_flags(
     setup: Setup, workloads: Sequence[Workload], best: grid.Remembered, say: Callable[[str], None], *, stock: bool,
     again: bool = False,
 ) -> None:  # fmt: skip
-    """Run the grid of llama-server's flags for the workloads that it has not been run for; `again`: for all."""
+    """Runs the grid of llama-server's flags for the workloads without a record; with `again`, for all of them."""
 
     def one(flags: grid.Flags, workload: Workload, timeout_s: float) -> Result:
         hasty = dataclasses.replace(setup, timeout_s=min(timeout_s, setup.timeout_s))
@@ -94,7 +94,7 @@ def search_flags(
 
 @dataclass(frozen=True)
 class OurServer:
-    """`llamabatch serve` with 32 slots, the context as given and everything else as it is, on the same endpoint."""
+    """`llamabatch serve` with 32 slots and the workload's context, on llama-server's endpoint. All else is default."""
 
     name: str = "llamabatch serve"
     options: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class OurServer:
 
 @dataclass(frozen=True)
 class XLlamaCpp:
-    """xllamacpp's server of its wheel, which brings a llama.cpp of its own, built without AVX-512 and AMX."""
+    """xllamacpp's server from its wheel. The wheel contains a llama.cpp of its own, without AVX-512 and AMX."""
 
     name: str = "xllamacpp"
 
@@ -149,8 +149,8 @@ class XLlamaCpp:
 class LcpServer:
     """examples/server/server.py of llama-cpp-python's source package, on our wheel.
 
-    It knows neither top_k nor min_p: it draws from top_p of the whole vocabulary. It cannot ignore the
-    end-of-generation tokens: a bias forbids them.
+    It has neither top_k nor min_p, so it samples from the top_p of the whole vocabulary. It cannot ignore
+    end-of-generation tokens, so a bias forbids them.
     """
 
     name: str = "llama-cpp-python server"
@@ -198,7 +198,7 @@ def bench_python(setup: Setup) -> Path:
 
 
 def wait(program: Program, port: int, path: str) -> None:
-    """Wait until the server is up; end one that never is."""
+    """Waits until the server answers; ends a server that does not."""
     try:
         wait_until_up(program, (HOST, port), path, LOAD_TIMEOUT_S)
     except BaseException:
@@ -207,13 +207,13 @@ def wait(program: Program, port: int, path: str) -> None:
 
 
 def _up(program: Program, port: int, health: str, facts: dict[str, Any]) -> HttpSession:
-    """A session with llama.cpp's server, in whichever process it runs."""
+    """Waits for a server with llama.cpp's endpoints; returns a session with it."""
     wait(program, port, health)
     return HttpSession(program, (HOST, port), "/completion", _completion, _predicted, facts)
 
 
 def _completion(job: Job, streamed: bool) -> dict[str, Any]:
-    """The body of a request to llama.cpp's own completion endpoint. Its prompt cache stays on, as by default."""
+    """Returns the body of a request to llama.cpp's own completion endpoint. The prompt cache stays on by default."""
     return {
         "prompt": job.prompt, "n_predict": job.generate, "ignore_eos": True, "stream": streamed, **SAMPLING,
     }  # fmt: skip
@@ -224,7 +224,10 @@ def _predicted(answer: dict[str, Any], job: Job) -> int:
 
 
 def _completed(answer: dict[str, Any], job: Job) -> int:
-    """Of the OpenAI form, whose streams end with a reason only: all tokens were made if that is the length."""
+    """Returns the generated tokens of an OpenAI answer.
+
+    A stream ends with a finish reason only. If the reason is "length", all requested tokens were generated.
+    """
     if "usage" in answer:
         return int(answer["usage"]["completion_tokens"])
     return job.generate if answer["choices"][0]["finish_reason"] == "length" else 0

@@ -1,4 +1,4 @@
-"""ours.py with an engine that computes each step with all of its threads, whatever the times of its steps."""
+"""Runs ours.py with an engine that computes each step with all of its threads, whatever the times of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llamabatch.scheduler.thread_choice import ThreadChoice
 
 
 def observe(self: ThreadChoice, rows: int, seconds: float) -> None:
-    """In place of ThreadChoice.observe."""
+    """Replaces ThreadChoice.observe and ignores the time."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""python blocks.py MODEL KIND FOLDER N STD: the types that llama-quantize gives to the tensors of a file, and blocks.
+"""python blocks.py MODEL KIND FOLDER N STD: types of a file's tensors after llama-quantize, and blocks of these types.
 
-It prints the type of each tensor in a JSON object: of a dry run, which reads no weights of MODEL. FOLDER gets a file
-for each type, named after it, with N random values of standard deviation STD that llama.cpp has quantised, all equally
-important.
+The program prints a JSON object with the type of each tensor. A dry run finds the types without reading MODEL's
+weights. For each type, the program writes a file with the type's name to FOLDER. The file contains N random values of
+standard deviation STD, which llama.cpp has quantised with equal importance.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import llama_cpp
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-_COLUMNS = 512  # a multiple of every block
+_COLUMNS = 512  # a multiple of every type's block size
 _LINE = re.compile(r"\] (\S+) +- \[.*?\], type = +(\w+), size = .*?(?:\((\w+)\))?$", re.MULTILINE)
-_IN_LAYERS = ("MXFP4", "NVFP4")  # llama-quantize gives them to experts, or not at all: here to each matrix of a layer
+_IN_LAYERS = ("MXFP4", "NVFP4")  # for all matrices of layers here; llama-quantize uses them for experts, or never
 
 
 def types(model: str, kind: str) -> dict[str, str]:

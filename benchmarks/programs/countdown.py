@@ -1,4 +1,4 @@
-"""A count that threads take down together. Standard library only: child programs use it, too."""
+"""A counter that threads decrement together. It imports only the standard library, since child programs use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Countdown:
-    """`done` is set once `less` was called so often, at once for 0."""
+    """An event `done` that is set after `n` calls of `less`, at once if `n` is 0."""
 
     def __init__(self, n: int) -> None:
         self.done = threading.Event()

@@ -6,6 +6,6 @@ import psutil
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Seconds of user and system time of a process, without its children."""
+    """Returns the seconds of user and system time of a process, without its children."""
     times = process.cpu_times()
     return float(times.user + times.system)

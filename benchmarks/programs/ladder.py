@@ -1,7 +1,7 @@
-"""An engine in a child process, driven without HTTP in two ways: a child program of benchmarks/server_http.py.
+"""Drives an engine in a child process, without HTTP: a child program of benchmarks/server_http.py.
 
-"list" is LLM.generate. "streamed" hands each token over, and each request that ends is followed by the next one, as
-behind clients with one connection each.
+"list" calls LLM.generate. "streamed" delivers each token to a sink and submits the next request when one ends, as
+clients with one connection each do. "first" streams one request at a time and measures its first token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         return sum(len(output.token_ids) for output in outputs)
 
     def in_turn(jobs: list[dict[str, Any]], n_at_once: int) -> int:
-        """Tokens of all jobs, so many of them at once."""
+        """Runs the jobs, `n_at_once` at a time; returns the number of their tokens."""
         ended = threading.Semaphore(0)
         tokens = 0
         errors: list[str] = []

@@ -1,6 +1,6 @@
 """The protocol between the benchmark and a child program: one JSON object a line, on standard input and output.
 
-Standard library only, and no import from this project: programs of other environments and revisions use it, too.
+This file imports only the standard library, since programs of other environments and revisions use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ os.dup2(2, 1)  # output of libraries must not mix with answers
 
 
 def messages() -> Iterator[dict[str, Any]]:
-    """The messages of the benchmark, until it ends."""
+    """Yields the messages of the benchmark, until the benchmark ends."""
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -28,9 +28,9 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def serve(start: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
-    """The first message starts the peer; the function that `start` returns answers every other one.
+    """Passes the first message to `start`, and every later one to the function that `start` returns.
 
-    An exception is answered with its text, and ends the program.
+    The program answers an exception with its text, and ends.
     """
     asked = messages()
     try:

@@ -1,6 +1,6 @@
 """A loop over llama_cpp.Llama, one request after another, as a child program.
 
-Its inner generator is used, since create_completion cannot ignore the end-of-generation token and is a little slower.
+It calls Llama.generate, since create_completion cannot ignore the end-of-generation token and is a little slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         begin = time.perf_counter()
         times: list[list[float]] = []
         for job in message["jobs"]:
-            llama.reset()  # it would keep the prefix of its previous prompt
+            llama.reset()  # else llama would reuse the prefix of the previous prompt
             tokens = llama.generate(job["prompt"], **options["sampling"])
             times.append([time.perf_counter() - begin for _ in itertools.islice(tokens, job["generate"])])
         wall_s = time.perf_counter() - begin

@@ -1,17 +1,17 @@
-"""The distance of a model's next-token probabilities from those of another one, as a child program.
+"""Measures the distance of a model's next-token probabilities from those of another model, as a child program.
 
-It takes the libraries of LLAMA_CPP_LIB_PATH, if that is set. A first message names model, threads, and cells of a
-sequence; every other one is a list of chunks of tokens with
+It loads the libraries of LLAMA_CPP_LIB_PATH, if that variable is set. The first message names the model, the threads,
+the number of sequences and the cells of each. Every later message is one of
 
-    {"chunks": [...], "first": n, "keep": FILE}                write the log probabilities behind all tokens from n on
-    {"chunks": [...], "first": n, "base": FILE, "rows": r}     compare with those: for each row the KL divergence from
-                                                               the base, whether both have the same best token, and
+    {"chunks": [...], "first": n, "keep": FILE}                write the log probabilities after each token from n on
+    {"chunks": [...], "first": n, "base": FILE, "rows": r}     compare with such a file: for each row the KL divergence
+                                                               from the base, whether both have the same best token, and
                                                                minus the log probability of the token that follows
-    {"prompt": [...], "greedy": n, "ends": [...]}              the n likeliest tokens behind a prompt, up to one of
+    {"prompt": [...], "greedy": n, "ends": [...]}              n greedy tokens after a prompt, or fewer if one is in
                                                                `ends`, and the gap between the two best logits of each
 
-With rows == 0 a chunk is one pass, as a prompt is; otherwise r chunks go side by side, and from n on each step has one
-token of each, as generated text has.
+With r == 0 the program computes each chunk in one pass, as a prompt is computed. Otherwise r chunks run side by side,
+and from token n on each step has one token of each chunk, as in generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp as llama
-import marks  # type: ignore[import-not-found]  # beside this file, as the next one
+import marks  # type: ignore[import-not-found]  # beside this file
 import numpy as np
 from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
 
@@ -70,7 +70,7 @@ class Logits:
         return {"divergences": divergences, "same": same, "losses": losses}
 
     def _rows(self, chunks: list[list[int]], first: int, side_by_side: int) -> Iterator[tuple[int, int, Any]]:
-        """Number of a chunk, number of a row in it, and its logits."""
+        """Yields the number of a chunk, the number of a row in that chunk, and the row's logits."""
         size = max(1, side_by_side)
         for begin in range(0, len(chunks), size):
             group = chunks[begin : begin + size]
@@ -107,7 +107,7 @@ class Logits:
         llama.llama_memory_clear(llama.llama_get_memory(self._context), False)
 
     def _decode(self, rows: list[tuple[int, int, int, int]]) -> None:
-        """Rows are (sequence, position, token, 1 if its logits are wanted, and 2 more if it is of a prompt)."""
+        """Decodes rows of (sequence, position, token, mark). A mark is 1 for a row with logits, plus 2 in a prompt."""
         batch = self._batch
         for row, (sequence, position, token, output) in enumerate(rows):
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output

@@ -1,4 +1,4 @@
-"""llamabatch through its public names, as a child program. `make bench-ab` runs it with other revisions, too."""
+"""Runs llamabatch through its public names, as a child program. `make bench-ab` also runs it with other revisions."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     def handle(message: dict[str, Any]) -> dict[str, Any]:
         jobs, before = message["jobs"], vars(llm.stats()).copy()
         answer = streamed(jobs) if message["streamed"] else together(jobs)
-        after = vars(llm.stats()).items()  # older revisions are run, too
+        after = vars(llm.stats()).items()  # `vars` works with older revisions
         return {**answer, "counts": {name: n - before[name] for name, n in after if isinstance(n, int)}}
 
-    resolved = llm.plan.config  # an older revision has no other form of it
+    resolved = llm.plan.config  # an older revision has neither method below
     form = next((name for name in ("requested", "asked") if hasattr(resolved, name)), None)
     requested = resolved if form is None else getattr(resolved, form)()
     config = {name: value for name, value in vars(requested).items() if name != "model"}

@@ -1,4 +1,4 @@
-"""python quantize.py IN OUT TYPE: llama.cpp's own quantisation of a file, which llama-quantize calls, too."""
+"""python quantize.py IN OUT TYPE: writes a file in another type with the function that llama-quantize calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import llama_cpp
 
-# enum llama_ftype has K-quants by the size of the mix, and MXFP4 by the models that have it
+# types whose names in enum llama_ftype are not MOSTLY_ and the type
 _NAMES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 
 

@@ -1,7 +1,7 @@
 """Starts llama-cpp-python's examples/server/server.py: `start_lcp_server.py SERVER_PY -C CONFIG`.
 
-It imports the multimodal library, which our wheel leaves out and which text requests do not call: an empty module
-takes its place.
+The server imports the multimodal library. Our wheel does not contain that library, and text requests do not call it, so
+an empty module replaces it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import llama_cpp
 
 class _Absent(types.ModuleType):
     def __getattr__(self, name: str) -> type:
-        """Its classes are named in annotations and base classes only."""
+        """Returns an empty class, since the server uses such names only in annotations and as base classes."""
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (), {})

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline on a GGUF file, as a child program of an environment of its own."""
+"""Runs OpenVINO GenAI's ContinuousBatchingPipeline on a GGUF file, as a child program in its own environment."""
 
 from __future__ import annotations
 

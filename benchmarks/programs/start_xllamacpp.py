@@ -1,4 +1,4 @@
-"""xllamacpp's server, in this process as its users run it; the benchmark speaks HTTP with it."""
+"""Starts xllamacpp's server in this process, as its users do; the benchmark sends it HTTP requests."""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
 """Times llama_decode alone, and sums the log probability of texts, as a child program: no scheduler, no sampling.
 
-It takes the libraries of LLAMA_CPP_LIB_PATH, if that is set. A first message names model, threads, sequences, cells of
-each sequence, and whether flash attention is used; every other one is
+It loads the libraries of LLAMA_CPP_LIB_PATH, if that variable is set. The first message names the model, the threads,
+the sequences, the cells of each sequence, and whether flash attention is used. Every later message is one of
 
-    {"fill": n}                  prefill n tokens into every sequence: the seconds that the first one took
-    {"rows": r, "steps": k}      k decode steps with one token for each of the first r sequences: their seconds
-    {"texts": [[n, tokens]]}     sum of the log probabilities of all but the first n tokens of each text
+    {"fill": n}                  prefill n tokens into every sequence; returns the seconds of the first sequence
+    {"rows": r, "steps": k}      run k decode steps with one token for each of the first r sequences; returns their
+                                 seconds
+    {"texts": [[n, tokens]]}     return the sum of the log probabilities of all but the first n tokens of each text
 
-If the first message has "profile", the answers to the first two have "operations", too: the seconds of each kind of
-operation of the fastest step, of products by the type of the weights; and of these "products", how many, and
-"weight_bytes" that they read (of experts: all of a layer's). The threads meet after each, which takes a little.
+If the first message has "profile", the answers to "fill" and "rows" also contain three objects, for the whole prompt or
+for the fastest step. "operations" has the seconds of each kind of operation; matrix products are divided by the type of
+the weights. "products" has the number of multiplications of each kind of product, and "weight_bytes" the bytes of the
+weights that they read (of experts: all of a layer's). Profiling makes the threads wait for each other after each
+operation, so the steps are a little slower.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import marks  # type: ignore[import-not-found]  # beside this file, as the next one
+import marks  # type: ignore[import-not-found]  # beside this file
 import numpy as np
 from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
 
 
 class _Watch:
-    """The callback of llama.cpp's scheduler before and after each operation, whose seconds it adds up."""
+    """A callback that llama.cpp's scheduler calls before and after each operation. It adds up their seconds."""
 
     _SHAPE, _OP, _SOURCES = 16, 80, 152  # offsets in ggml_tensor
 
@@ -120,7 +123,10 @@ class Steps:
         return {} if self._watch is None else self._watch.figures()
 
     def _decode(self, rows: list[tuple[int, int, int, int]]) -> float:
-        """Rows are (sequence, position, token, 1 if its logits are wanted, and 2 more if it is of a prompt)."""
+        """Decodes rows and returns the seconds.
+
+        Rows are (sequence, position, token, mark). A mark is 1 for a row with logits, plus 2 in a prompt.
+        """
         batch = self._batch
         for row, (sequence, position, token, output) in enumerate(rows):
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output
@@ -154,11 +160,11 @@ class Steps:
         for sequence in range(1, self._n_seq):
             self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
         self._positions, self._filled = [n] * self._n_seq, n
-        self._step(self._n_seq)  # copies the cells
+        self._step(self._n_seq)  # the first step after seq_cp copies the cells
         return seconds
 
     def _step(self, rows: int) -> float:
-        """All sequences stay as long as they were filled: the token goes away again."""
+        """Decodes one token of each of the first `rows` sequences, then removes it, so that all lengths stay equal."""
         seconds = self._decode([(s, self._filled, 16 + s, 1) for s in range(rows)])
         memory = self._llama.llama_get_memory(self._context)
         for sequence in range(rows):
@@ -184,7 +190,7 @@ class Steps:
 def _chunks(texts: list[tuple[int, list[int]]], size: int) -> list[list[tuple[int, list[int]]]]:
     texts = sorted(
         texts, key=lambda text: len(text[1]), reverse=True
-    )  # so that those that go on are the first: no holes
+    )  # longest first, so that unfinished texts have the first sequences
     return [texts[at : at + size] for at in range(0, len(texts), size)]
 
 

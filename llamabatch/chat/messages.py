@@ -43,6 +43,28 @@ def as_messages(conversation: object) -> Conversation:
     return conversation
 
 
+def dropped_first(messages: Conversation) -> list[int]:
+    """Returns the number of the turn of each message; 0: the message always stays.
+
+    If a conversation is too long, turns are dropped from the first on. A turn is a question with all that follows it,
+    up to the next question. After the last question a turn is an answer with the results of its calls. The last
+    question, the last turn after it, and messages of the system stay.
+    """
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    last = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
+    turns, turn, n_before = [], 0, 0
+    for n, role in enumerate(roles):
+        if n == last or role in ("system", "developer"):
+            turns.append(0)
+        else:
+            begins = role == "user" if n < last else role == "assistant"
+            turn += begins or turn == 0
+            turns.append(turn)
+        if n == last:
+            n_before = turn
+    return [0 if turn == max(turns) > n_before else turn for turn in turns]
+
+
 def _without_media(message: Any) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
@@ -121,6 +143,8 @@ def _text_of(place: str, part: object) -> tuple[str, bool]:
         raise PromptError(f"content of {place} has the part {show(part)}; give parts of text, pictures or sounds")
     kind = part.get("type")
     text = part.get(kind) if kind in ("text", "refusal", MEDIA_MARK) else None
+    if text is None and kind == "text" and "text" in part:
+        text = ""  # some programs store null
     if not isinstance(text, str):
         raise PromptError(f"content of {place} has a part of type {show(kind)}; give parts of text, pictures or sounds")
     return text, kind == MEDIA_MARK

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tagged_arguments import Tags, arguments
+from llamabatch.chat.tagged_values import LARK
 from llamabatch.chat.tool_formats import JsonNotation, TaggedNotation, ToolFormat, written
 from llamabatch.chat.tool_schemas import Budget, Schemas, names_of, refused
 from llamabatch.errors import SamplingError
@@ -31,7 +32,8 @@ class CallGrammar(NamedTuple):
 
     Attributes:
         left_out: the parts that the grammar does not enforce, as "format 'password'", and the functions that no call
-            can name, as "function 'f'".
+            can name, as "function 'f'". "grammar 'f.input'": strings in JSON have escapes, so a notation in JSON does
+            not hold the Lark grammar of an argument.
     """
 
     lark: str
@@ -158,12 +160,14 @@ def _add_call(
     *,
     beside_form: bool,
 ) -> tuple[str, ...]:
-    """Adds the rules of one call. Returns the formats that the rules do not enforce. Raises SamplingError."""
+    """Adds the rules of one call. Returns what the rules do not enforce. Raises SamplingError."""
     if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"
     schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # if several types are given, "object" counts
     schema, formats = _held(schema, name)
+    if isinstance(notation, JsonNotation):
+        formats += tuple(f"grammar {show(f'{name}.{each}')}" for each in _in_lark(schema))
     if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
         # A call and the form may begin alike. The grammar waits for their first difference only if both are %json.
         call = _json(_whole_call(notation, name, _closed(schema)))
@@ -234,6 +238,13 @@ def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], 
     except UnicodeEncodeError:
         raise refused(about, "have a lone surrogate, half a character") from None
     return found, formats
+
+
+def _in_lark(schema: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the arguments that have a Lark grammar."""
+    properties = schema.get("properties")
+    named = properties.items() if isinstance(properties, Mapping) else ()
+    return [name for name, part in named if isinstance(part, Mapping) and isinstance(part.get(LARK), str)]
 
 
 def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -> None:

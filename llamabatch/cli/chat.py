@@ -137,7 +137,7 @@ def _completed(text: str, state: int) -> str | None:
 
 def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
     """Writes the pieces of an answer as they come. Always closes the generator, even after an interrupt."""
-    terminal, thinks, begun = sys.stdout.isatty(), False, False
+    terminal, thinks, begun, ended = sys.stdout.isatty(), False, False, False
     dim = terminal and _has_styles()
     try:
         with contextlib.closing(pieces):
@@ -153,5 +153,7 @@ def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
                     click.echo(text.translate(_CONTROLS) if terminal else text, nl=False)
                     begun = True
                 sys.stdout.flush()
+        ended = True
     finally:
-        click.echo()
+        if begun or thinks or ended or terminal:  # a script gets no line beside an error
+            click.echo()

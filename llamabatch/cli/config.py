@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from llamabatch.cli import COMMANDS, cli
-from llamabatch.cli.config_file import Setting, config_path, defaults, options_of, read_settings
+from llamabatch.cli.config_file import VARIABLE, Setting, config_path, defaults, options_of, read_settings
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import MODEL_VARIABLE, variable_of
 from llamabatch.utils.checks import show
@@ -66,9 +66,10 @@ def config(path_only: bool, as_json: bool) -> None:
         document = {"file": str(path), "exists": path.exists(), "defaults": found}
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, default=str))
         return
-    click.echo(f"file: {path}{'' if path.exists() else ' (not there)'}")
+    refusal = f"; {VARIABLE} names it, so other commands refuse to start" if os.environ.get(VARIABLE) else ""
+    click.echo(f"file: {path}{'' if path.exists() else f' (not there{refusal})'}")
     if not rows:
-        click.echo('no defaults are given; write model = "owner/repo:Q4_K_M" into the file, say')
+        click.echo('no defaults are given; for example, write model = "owner/repo:Q4_K_M" into the file')
         return
     widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
     for option, value, source, _, remark in rows:

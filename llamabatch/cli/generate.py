@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +29,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
+from llamabatch.utils.checks import show
 from llamabatch.utils.paths import AUTO
 
 
@@ -75,6 +78,8 @@ def generate(
     engine["adapters"], scales = adapters_of(loras)
     if chat and template is None:
         check_chat_template(EngineConfig.from_options(model, engine), ON_A_LINE)
+    if prompt.endswith(".gguf") and Path(prompt).is_file():
+        raise click.UsageError(f"the prompt is {show(prompt)}, a model; give -m {shlex.quote(prompt)} and a prompt")
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
@@ -101,16 +106,20 @@ def _print(
     """Writes the pieces of a single continuation as they come, or several continuations at the end. Raises as
     LLM.stream."""
     pieces = llm.stream(prompt, params, chat_template=template, adapters=adapters)
-    thinks = False
+    thinks = begun = False
     try:
         for piece in pieces:
             if params.n == 1:
                 thinks = _echo_thinking(piece, thinks)
                 click.echo(piece.text, nl=False)
+                begun = begun or bool(piece.text)
             elif piece.finished is not None:
                 click.echo("\n\n".join(completion.text for completion in piece.finished.outputs), nl=False)
-    finally:
-        click.echo()
+    except BaseException:
+        if begun:
+            click.echo()
+        raise
+    click.echo()
 
 
 def _echo_thinking(piece: SequenceOutput, thinks: bool) -> bool:

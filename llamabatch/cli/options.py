@@ -10,9 +10,24 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.param_types import AutoInt, Bias, File, ModelName, Param, ScaledFile, Shares, Tags, Text, Texts
+from llamabatch.cli.param_types import (
+    UNSET,
+    AutoInt,
+    Bias,
+    File,
+    ModelName,
+    OrNone,
+    Param,
+    ScaledFile,
+    Shares,
+    Tags,
+    Text,
+    Texts,
+)
 from llamabatch.config import CHOICES, EngineConfig
+from llamabatch.errors import SamplingError
 from llamabatch.gguf.resolve import local
+from llamabatch.request.json_schema import LENIENT
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.sampling.defaults import DEFAULTS
 from llamabatch.utils.checks import show
@@ -127,40 +142,41 @@ def _help(text: str, name: str) -> str:
     return f"{text}  [default: {default}]"
 
 
+_WHOLE, _NUMBER = OrNone(int), OrNone(float)
 _TEMPERATURE = click.option(
-    "-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")
+    "-t", "--temperature", type=_NUMBER, help=_help("0: always the likeliest token.", "temperature")
 )
 _SHORT = (
-    click.option("-n", "--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
+    click.option("-n", "--max-tokens", type=_WHOLE, help=_help("Tokens to generate at most.", "max_tokens")),
     _TEMPERATURE,
 )
 _OF_CHAT = (
-    click.option("-n", "--max-tokens", type=int, help="Tokens of an answer at most.  [default: as n_ctx allows]"),
+    click.option("-n", "--max-tokens", type=_WHOLE, help="Tokens of an answer at most.  [default: as n_ctx allows]"),
     _TEMPERATURE,
 )
 _LONG = (
-    click.option("--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
-    click.option("--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")),
+    click.option("--max-tokens", type=_WHOLE, help=_help("Tokens to generate at most.", "max_tokens")),
+    click.option("--temperature", type=_NUMBER, help=_help("0: always the likeliest token.", "temperature")),
 )
 _SAMPLING_OPTIONS = (
-    click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k")),
-    click.option("--top-p", type=float, help=_help("Draw from the likeliest tokens that together have p.", "top_p")),
+    click.option("--top-k", type=_WHOLE, help=_help("Draw from the k likeliest tokens.", "top_k")),
+    click.option("--top-p", type=_NUMBER, help=_help("Draw from the likeliest tokens that together have p.", "top_p")),
     click.option(
-        "--min-p", type=float, help=_help("Draw from tokens with at least p times the best probability.", "min_p")
+        "--min-p", type=_NUMBER, help=_help("Draw from tokens with at least p times the best probability.", "min_p")
     ),
     click.option(
         "--repetition-penalty",
-        type=float,
+        type=_NUMBER,
         help=_help("Above 1: makes tokens of prompt and output less likely.", "repetition_penalty"),
     ),
     click.option(
         "--presence-penalty",
-        type=float,
+        type=_NUMBER,
         help=_help("Subtracted from the logit of each token of the output.", "presence_penalty"),
     ),
     click.option(
         "--frequency-penalty",
-        type=float,
+        type=_NUMBER,
         help=_help("Subtracted from a token's logit once for each time that it is in the output.", "frequency_penalty"),
     ),
     click.option(
@@ -188,6 +204,7 @@ _FORM_OPTIONS = (
     click.option("--json-schema", help="Answers are JSON of this schema: a file, or its text."),
     click.option("--choice", type=Texts(), help="Answers are one of these texts: 'positive,negative'."),
     click.option("--regex", help="Answers match this regular expression."),
+    click.option("--lenient", is_flag=True, help="Leave out the parts of the schema that no grammar enforces."),
 )
 _FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -204,6 +221,7 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
     def wrapped(others: tuple[tuple[str, Any], ...], **values: Any) -> Any:
         given = {name: values.pop(name) for name in _SAMPLING_NAMES}
         given = {name: value for name, value in given.items() if value is not None and value != ()}
+        given = {name: None if value is UNSET else value for name, value in given.items()}
         for name, value in others:
             if name in given:
                 raise click.UsageError(f"{name} is given twice; give it once")
@@ -217,7 +235,7 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
 
 
 def form_options(command: Command) -> Command:
-    """Adds --json-schema, --choice and --regex. Their value becomes `structured_outputs` in `sampling`.
+    """Adds --json-schema, --choice, --regex and --lenient. Their value becomes `structured_outputs` in `sampling`.
 
     This decorator must stand below `sampling_options`.
     """
@@ -225,13 +243,22 @@ def form_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(
         sampling: dict[str, Any], json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None,
-        **values: Any,
+        lenient: bool, **values: Any,
     ) -> Any:  # fmt: skip
         if (form := _form(json_schema, choice, regex)) is not None:
             if any(name in sampling for name in _FORMS):
                 raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
             sampling["structured_outputs"] = form
-        return command(sampling=sampling, **values)
+        if lenient and json_schema is None:
+            raise click.UsageError("--lenient needs --json-schema")
+        if lenient:
+            sampling["structured_outputs"]["lenient"] = True
+        try:
+            return command(sampling=sampling, **values)
+        except SamplingError as error:
+            if LENIENT not in str(error):
+                raise
+            raise SamplingError(str(error).replace(LENIENT, "--lenient")) from None
 
     decorated: Command = wrapped
     for option in reversed(_FORM_OPTIONS):

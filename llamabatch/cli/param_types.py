@@ -32,6 +32,27 @@ class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some rel
             self.fail(f"{value!r} is neither a whole number nor {words}", param, ctx)
 
 
+class _Unset:
+    """The type of UNSET."""
+
+
+UNSET = _Unset()
+"""The value of an option for "none": the field becomes None. click itself uses None for an option that is missing."""
+
+
+class OrNone(click.ParamType):  # type: ignore[type-arg]
+    """A value of another type, or "none"."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self._kind = click.INT if kind is int else click.FLOAT
+        self.name = self._kind.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, _Unset) or (isinstance(value, str) and value.lower() == "none"):
+            return UNSET
+        return self._kind.convert(value, param, ctx)
+
+
 class Shares(click.ParamType):  # type: ignore[type-arg]
     """A tuple of numbers, given with commas between them."""
 

@@ -107,8 +107,8 @@ def run(
     """Run the rows of IN, several files, globs or '-', and write the result of each to OUT, a file or '-'.
 
     The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done, 1 some of them are
-    errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed),
-    141 the reader of stdout has left.
+    errors, 2 usage, 3 the engine, a missing package or the disk, 130 interrupted (143 by SIGTERM, 129 when the
+    terminal closed), 141 the reader of stdout has left.
     """
     if not inputs:
         missing, name = ("OUT is", shlex.quote(output)) if output else ("IN and OUT are", "prompts.csv")

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from llamabatch.cli.help_groups import GroupedCommand
-from llamabatch.cli.param_types import File
+from llamabatch.cli.param_types import File, Text
 from llamabatch.tools import synth as library
 from llamabatch.utils import interrupts
 from llamabatch.utils.paths import shown
 
 
 @click.command(cls=GroupedCommand, epilog=f"Shapes: {', '.join(sorted(library.SHAPES))}.")
-@click.argument("shape", metavar="SHAPE", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
+@click.argument("shape", metavar="SHAPE", type=Text(tuple(sorted(library.SHAPES))))
 @click.argument("out", type=File())
 @click.option(
     "--quant",

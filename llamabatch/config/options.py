@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from llamabatch.chat.formats import check_tags
-from llamabatch.config.names import named
+from llamabatch.config.names import ALIASES, named
 from llamabatch.config.values import (
     AUTO_NUMBERS,
     BOOLEANS,
@@ -445,7 +445,7 @@ class EngineConfig:
 # @dataclass generates __init__, so the decorator is applied afterwards. Type checkers see only the fields.
 _FIELDS = tuple(f.name for f in fields(EngineConfig))
 _USUAL = {f.name: f.default for f in fields(EngineConfig)}
-setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS))(EngineConfig.__init__))  # noqa: B010
+setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS), ALIASES)(EngineConfig.__init__))  # noqa: B010
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.chat.messages import Conversation
+from llamabatch.chat.messages import Conversation, dropped_first
 from llamabatch.chat.options import ChatOptions
 from llamabatch.config.names import ALIASES
 from llamabatch.config.options import EngineConfig
-from llamabatch.engine.validation import RequestLimits, check_kind, validate
+from llamabatch.engine.validation import RequestLimits, check_kind, tokens_to_drop, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
 from llamabatch.entrypoints.prompts import (
@@ -337,8 +337,12 @@ class InputProcessor:
             seed = self._next_seed() if item_params.seed is None else item_params.seed
             request = Request(new_id(), (), item_params, item if isinstance(item, str) else None, arrival, group, seed)
             try:
-                text, ids, media, runs = to_ids(item)
+                prompt = to_ids(item)
+                if is_conversation(item):
+                    prompt = self._without_oldest(prompt, list(item), item_params, to_ids)
+                text, ids, media, runs, n_truncated = prompt
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
+                request = replace(request, num_truncated=n_truncated)
                 if media and (embed or classify):
                     raise PromptError("the prompt has a picture or a sound, which work for generation only")
                 if media:
@@ -353,6 +357,28 @@ class InputProcessor:
             except (PromptError, AdapterError, SamplingError) as refusal:
                 requests.append(Refused(request, refusal))
         return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
+
+    def _without_oldest(self, prompt: Prompt, messages: list[Any], params: SamplingParams, to_ids: _ToIds) -> Prompt:
+        """Returns the prompt of a conversation without its oldest turns, as many as overflow="truncate" has to drop.
+        validate() cuts tokens off a prompt that is still too long."""
+        n_tokens = len(prompt.token_ids)
+
+        def is_too_long(made: Prompt) -> bool:
+            return tokens_to_drop(params, len(made.token_ids), self.n_ctx) > 0
+
+        turns = dropped_first(messages) if params.truncate_prompt_tokens is None and is_too_long(prompt) else ()
+        least, most = 1, max(turns, default=0)
+        if not most:
+            return prompt
+        made: dict[int, Prompt] = {}
+        while least not in made:
+            tried = (least + most) // 2
+            made[tried] = to_ids([each for each, turn in zip(messages, turns, strict=True) if not 0 < turn <= tried])
+            if is_too_long(made[tried]):
+                least = min(tried + 1, most)
+            else:
+                most = tried
+        return made[least]._replace(num_truncated=n_tokens - len(made[least].token_ids))
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
         """Returns one set for each prompt. Raises AdapterError if a set for all prompts names an unknown adapter."""

@@ -117,7 +117,7 @@ def _content(start: bytes) -> str:
         return "it is a pointer of Git LFS; git lfs pull brings the model"
     if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "it is a page of a web site; the address of the download may want a login"
-    return f"it starts with {start[:4]!r}, not {MAGIC!r}"
+    return f"it starts with {show(start[:4].decode('latin-1'))}, not {show(MAGIC.decode())}"
 
 
 class HeaderReader:

@@ -91,22 +91,20 @@ def _check(path: Path) -> None:
         )
         raise ModelFileError(f"{one_line(path)} is a directory{there}; give the path of a .gguf file, or 'tiny'")
     if not path.exists():
-        raise ModelFileError(
-            f"{one_line(path)} does not exist{_meant(path)}; give the path of a .gguf file, or 'tiny' for the "
-            "bundled model"
-        )
+        raise ModelFileError(f"{one_line(path)} does not exist{_meant(path)}")
     if not path.is_file():
         raise ModelFileError(f"{one_line(path)} is no regular file; give the path of a .gguf file, or 'tiny'")
     check_start(path)
 
 
 def _meant(path: Path) -> str:
-    """Returns the part of a message that suggests a similar file or model for a missing file, or ""."""
+    """Returns the end of a message about a missing file: a similar file or model, or what else to give."""
+    usual = "; give the path of a .gguf file, or 'tiny' for the bundled model"
     if not path.parent.is_dir():
-        return f" ({one_line(path.parent)} is no folder)"
+        return f" ({one_line(path.parent)} is no folder){usual}"
     by_name = {name.lower().removesuffix(".gguf"): name for name in gguf_files(path.parent)}
     close = difflib.get_close_matches(path.name.lower().removesuffix(".gguf")[:_LONGEST], [*by_name, TINY], n=1)
-    return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else ""
+    return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else usual
 
 
 def gguf_files(folder: Path) -> list[str]:

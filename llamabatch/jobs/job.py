@@ -41,6 +41,7 @@ from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.monitor import Monitor
 from llamabatch.monitor.prometheus import MetricsFile
 from llamabatch.planning.plan import Plan
+from llamabatch.request.outputs import FinishReason
 from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
@@ -166,8 +167,9 @@ class _Job:
                 return self.summary()
             if output.resumed:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
-                self._progress.say(f"{shown(settings.output)} goes on: {done}")
-            if (form := settings.reading.params.structure) is not None and form.not_held:
+                self._progress.say(f"{shown(settings.output)} is continued: {done}")
+            form = settings.reading.params.structure
+            if form is not None and form.not_held:
                 self._progress.say(f"the outputs need not follow these parts of the schema: {', '.join(form.not_held)}")
             reader.skip(output.is_done)
             # No error of a stream is held back: a program at the other end may wait for each answer.
@@ -180,6 +182,10 @@ class _Job:
             client = self._client(stack)
             self._plan = client.plan
             self._compute(client, output, start_errors, reader, chain([first], rows), inputs)
+            if form is not None and (n_cut := self._counts.reasons[FinishReason.LENGTH.value]):
+                self._progress.say(
+                    f"{counted(n_cut, 'answer')} reached max_tokens or n_ctx before the form was complete"
+                )
         return self.summary()
 
     def _client(self, stack: contextlib.ExitStack) -> EngineClient:

@@ -34,6 +34,7 @@ class StartErrors:
         self._failed: set[int] = set()
         self._held: list[Callable[[], None]] = []
         self._error: str | None = None
+        self._place = ""  # of the first error
 
     def watched(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
         """Yields the rows unchanged, and remembers the numbers of the first ones."""
@@ -67,12 +68,12 @@ class StartErrors:
         self._held.append(write)
         self._failed.add(row.number)
         if self._error is None:
-            self._error = error
+            self._error, self._place = error, row.place
         if _form(error) != _form(self._error) or len(self._held) > _MOST_HELD:
             self.flush()
         elif len(self._first) == self._most and self._failed.issuperset(self._first):
             raise JobStoppedError(
-                f"the job stopped: its first {counted(self._most, 'row')} all end with the same error, as {row.place}: "
+                f"the job stopped: its first {counted(self._most, 'row')} all end with the same error. {self._place}: "
                 f"{self._error}. None of them is written: fix the cause and repeat the command; with "
                 "--max-start-errors 0 such rows are written, and the job continues"
             )

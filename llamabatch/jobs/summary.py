@@ -127,8 +127,9 @@ class Summary:
 
     def _speed(self) -> str:
         counts = self.counts
+        done = "of finished rows: " if self.signum is not None else ""
         return (
-            f"{significant(self.per_second(counts.generated_tokens))} generated tokens/s, "
+            f"{done}{significant(self.per_second(counts.generated_tokens))} generated tokens/s, "
             f"{significant(self.per_second(counts.prompt_tokens))} prompt tokens/s, "
             f"{significant(self.per_second(counts.ok + counts.failed))} rows/s"
         )

@@ -229,6 +229,8 @@ class Projector:
         n_rows = int(self._mtmd.mtmd_input_chunk_get_n_tokens(found))
         pointer = self._mtmd.mtmd_get_output_embd(self._context)
         rows = np.ctypeslib.as_array(pointer, shape=(n_rows, self._n_embd)).copy()
+        if not np.isfinite(rows).all():  # of a damaged file, or of memory that llama.cpp's graph did not write
+            raise EngineError(f"{_named(media)} could not be encoded: llama.cpp gave values that are not finite")
         steps = self._steps(found, range(n_rows))
         self._kept[media.digest, chunk] = Embeddings(rows, steps, self._steps(found, (0,), 1) - steps[:, :1])
         self._kept_bytes += rows.nbytes

@@ -59,12 +59,16 @@ class MediaModel(ChatModel, Protocol):
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text (None: token ids only), its tokens, and its media with their runs of tokens."""
+    """A prompt: its text (None: token ids only), its tokens, and its media with their runs of tokens.
+
+    num_truncated: number of tokens of the turns that were dropped.
+    """
 
     text: str | None
     token_ids: tuple[int, ...]
     media: tuple[Media, ...] = ()
     media_runs: tuple[MediaRun, ...] = ()
+    num_truncated: int = 0
 
     def behind(self, token_ids: tuple[int, ...], n_dropped: int) -> Prompt:
         """Returns `token_ids` followed by this prompt without its first `n_dropped` tokens."""

@@ -29,9 +29,8 @@ _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
 _MOST_LISTS = 512  # a schema with uniqueItems becomes a choice of at most so many lists
-_LENIENT_ADVICE = (
-    'leave it out, or give structured_outputs={"json": schema, "lenient": True}: outputs list what is then ignored'
-)
+LENIENT = 'structured_outputs={"json": schema, "lenient": True}'
+_LENIENT_ADVICE = f"leave it out, or give {LENIENT}: outputs list what is then ignored"
 _DEEPEST = 64  # the longest chain of references to an enumeration
 
 

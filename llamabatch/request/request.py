@@ -38,7 +38,7 @@ class Request:
         adapters: adapters to apply; see adapters.adapter_set.
         score_from: index of the first prompt token to score, 1 .. number of prompt tokens - 1. The request returns the
             logprobs of the prompt from this token on and samples nothing. None: an ordinary request.
-        num_truncated: number of tokens cut from the prompt's left (overflow="truncate").
+        num_truncated: number of tokens that the prompt lost (overflow="truncate").
         resumed: output tokens that another engine emitted before it died.
         reasoning: the marks and state of the thinking; None: unknown. No budget then applies, and structured_outputs
             apply from the first token.

@@ -164,7 +164,8 @@ class SamplingParams:
         background: the request uses only batch rows that other requests leave free.
         deadline_s: number of seconds after its arrival when the request ends with an error; None: never.
         overflow: the action when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
-            "truncate": the prompt is cut at its left; "shift": the oldest tokens are dropped, and the output continues.
+            "truncate": a conversation loses its oldest turns, any other prompt its beginning; "shift": the oldest
+            tokens are dropped, and the output continues.
         n_keep: number of first prompt tokens that stay when `overflow` drops tokens, at most half of n_ctx; -1: the
             whole prompt; None: 0. A BOS always stays.
         truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as
@@ -483,7 +484,7 @@ _FIELDS = tuple(field.name for field in fields(SamplingParams))
 PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names that named() accepts
 
 # the dataclass makes __init__, so only a later line can decorate it; type checkers still see the fields
-setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010
+setattr(SamplingParams, "__init__", takes_names(named, ALIASES)(SamplingParams.__init__))  # noqa: B010
 
 
 # Checks of the fields that are neither numbers nor booleans, in order. Each returns the value to keep.

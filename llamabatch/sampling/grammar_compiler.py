@@ -405,7 +405,7 @@ def _is_foreign(structure: Structure) -> bool:
 
 def _refusal(structure: Structure, why: str) -> str:
     what = "tools" if structure.kind == TOOLS else f"{structure.kind} of structured_outputs"
-    return f"{what} {'are' if structure.kind == TOOLS else 'is'} refused: {why}"
+    return f"{what} {'are' if structure.kind == TOOLS else 'is'} refused: {why.removeprefix('error: ')}"
 
 
 @contextlib.contextmanager

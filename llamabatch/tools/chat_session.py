@@ -134,7 +134,7 @@ class ChatSession:
             SamplingParams(**{name: None} if name in ALIASES else {name: getattr(SamplingParams(), name, None)})
         else:
             try:
-                sampling[name] = json.loads(text)
+                sampling[name] = None if text.lower() == "none" else json.loads(text)
             except ValueError:
                 sampling[name] = text
         params = SamplingParams(**sampling)
@@ -167,6 +167,8 @@ class ChatSession:
     def _save(self, rest: str) -> str:
         if not rest:
             raise InputError("/save needs the name of a file")
+        if not self.messages:
+            raise InputError("there is no message yet to save")
         path = Path(absolute(rest))
         document = {"messages": self.messages, "sampling": self._sampling}
         try:

@@ -14,6 +14,7 @@ from llamabatch.chat.conversation import to_tokens
 from llamabatch.engine.validation import check_prompt
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
+from llamabatch.utils.checks import show
 from llamabatch.utils.paths import shown
 
 _JSONL = (".jsonl", ".ndjson", ".json")
@@ -134,10 +135,10 @@ def _from_json(line: str) -> Prompt:
     if "messages" in item:
         messages: list[dict[str, Any]] = item["messages"]
         if not isinstance(messages, list):
-            raise PromptError(f"messages is a {type(messages).__name__}; give a list of messages")
+            raise PromptError(f"messages is {show(messages)}; give a list of messages")
         return messages  # to_tokens checks each message later
     if not isinstance(item["prompt"], str):
-        raise PromptError(f"prompt is a {type(item['prompt']).__name__}; give a text")
+        raise PromptError(f"prompt is {show(item['prompt'])}; give a text")
     text: str = item["prompt"]
     return text
 

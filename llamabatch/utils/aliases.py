@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from llamabatch.errors import InputError
+
 G = TypeVar("G", bound=Callable[..., Any])
 _Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> keywords of the function
 
@@ -14,15 +16,31 @@ _Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller ->
 MODEL_NAMES = ("model_path", "model_name_or_path", "model_id")
 
 
-def takes_names(named: _Read) -> Callable[[G], G]:
+def takes_names(named: _Read, aliases: Mapping[str, str] | None = None) -> Callable[[G], G]:
     """Returns a decorator for __init__ that passes the caller's keywords through `named`.
 
     Type checkers, help() and inspect.signature see the undecorated function.
 
     Args:
         named: converts the caller's keywords to the function's keywords.
+        aliases: other name -> the function's own keyword. An error about a keyword also has the name that was given.
     """
-    return lambda made: _reading(made, named)
+
+    def decorate(made: G) -> G:
+        @functools.wraps(made)
+        def call(self: object, *args: Any, **options: Any) -> None:
+            try:
+                made(self, *args, **named(options))
+            except InputError as error:
+                own, is_, rest = str(error).partition(" is ")
+                given = next((name for name in options if (aliases or {}).get(name) == own), None)
+                if given is not None and own not in options:
+                    error.args = (f"{given} (here {own}){is_}{rest}",)
+                raise
+
+        return cast("G", call)
+
+    return decorate
 
 
 def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:

@@ -33,7 +33,7 @@ class Histogram:
     sum_s: float = 0.0
 
     def __repr__(self) -> str:
-        return f"Histogram(count={self.count}, sum_s={self.sum_s:.6g})"
+        return f"Histogram(count={self.count}, sum={self.sum_s:.6g})"
 
     @property
     def count(self) -> int:
@@ -115,8 +115,12 @@ class Quantiles:
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
+        self._are_whole = True
         self.n = 0
         self.total = 0.0
+
+    def __repr__(self) -> str:
+        return f"Quantiles(n={self.n}, total={self.total:.6g})"
 
     def add(self, value: float) -> None:
         """Counts one figure. A negative figure counts as 0."""
@@ -124,13 +128,15 @@ class Quantiles:
 
     def add_all(self, values: Iterable[float]) -> None:
         """Counts several figures."""
-        counts, log, total = self._counts, math.log, 0.0
+        counts, log, total, are_whole = self._counts, math.log, 0.0, self._are_whole
         for value in values:
+            are_whole = are_whole and value == int(value)
             at = int(log(max(value, _LEAST) / _LEAST) / _GROWTH)
             counts[at] = counts.get(at, 0) + 1
             total += value
             self.n += 1
         self.total += total
+        self._are_whole = are_whole
 
     def include(self, other: Quantiles) -> None:
         """Adds the figures of another object."""
@@ -138,22 +144,26 @@ class Quantiles:
             self._counts[at] = self._counts.get(at, 0) + n
         self.n += other.n
         self.total += other.total
+        self._are_whole = self._are_whole and other._are_whole
 
     def at(self, percent: float) -> float | None:
-        """Returns a percentile within 1 %, or None if there are no figures. Does not interpolate between two figures,
-        but returns the lower one.
+        """Returns a percentile within 1 %, or None if there are no figures.
+
+        This is the smallest figure that at least `percent` % of the figures do not exceed ("nearest rank"). So the 99th
+        percentile of few figures is the largest one. If all figures are whole numbers, the result is one.
 
         Args:
             percent: 0 to 100.
         """
         if not self.n:
             return None
-        wanted, seen = percent / 100 * (self.n - 1), 0
+        wanted, seen = percent / 100 * self.n, 0
         for at in sorted(self._counts):
             seen += self._counts[at]
-            if seen > wanted:
-                return 0.0 if at == 0 else self._value(at)
-        return self._value(max(self._counts))
+            if seen >= wanted:
+                break
+        found = 0.0 if at == 0 else self._value(at)
+        return float(round(found)) if self._are_whole else found
 
     @property
     def mean(self) -> float | None:

@@ -1,11 +1,11 @@
-"""Puts patches and kernels into the wheel, and compiles the sampler where a C++ compiler is at hand.
+"""Puts patches and kernels into the wheel, and compiles the sampler if there is a C++ compiler.
 
-`llamabatch build` applies the patches; a wheel holds them beside the code that does (native_build/source.py). An
-editable install finds them at the top of the checkout.
+`llamabatch build` applies the patches. In a wheel they are beside the code that applies them
+(native_build/source.py). An editable install finds them at the top of the checkout.
 
-Without one, or when it fails, the install goes on: llamabatch then samples with numpy, and `llamabatch doctor` says so.
-With LLAMABATCH_RELEASE in the environment nothing is compiled: the wheel is for every system, and llamabatch-llama has
-the sampler.
+Without a C++ compiler, or if compiling fails, the install continues. llamabatch then samples with numpy, and
+`llamabatch doctor` says so. With LLAMABATCH_RELEASE in the environment nothing is compiled: the wheel is for every
+system, and llamabatch-llama contains the sampler.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a build has the packages of its environment alone
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the build's environment lacks llamabatch
 from llamabatch.native_build import sampler_library, source
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic in newer releases of hatchling only
-    """Adds the library to the wheel, and leaves it in the tree for editable installs."""
+    """Adds the patches and the compiled sampler to the wheel; the sampler stays in the tree for editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         build_data["force_include"] |= {

@@ -1,11 +1,12 @@
-"""The project's page on an index: README.md with links that work away from the repository, and the project's addresses.
+"""Makes the project's page on an index: README.md with links that work outside of the repository, and addresses.
 
-It also says what llamabatch needs: with LLAMABATCH_RELEASE in the environment, as `make wheels` has it, the wheel of
-llamabatch-llama where there is one; else, in a checkout and from the source package, llama-cpp-python.
+The hook also sets the dependencies. With LLAMABATCH_RELEASE in the environment, which `make wheels` sets, llamabatch
+needs llamabatch-llama on systems that have a wheel of it, and llama-cpp-python on others. In a checkout and in the
+source package it needs llama-cpp-python.
 
-Where `address` in `[tool.hatch.metadata.hooks.custom]` of pyproject.toml names the repository, relative links lead into
-it, to the files of this version. Where it is empty, links are plain text with the file's path, and pictures are their
-descriptions.
+If `address` in `[tool.hatch.metadata.hooks.custom]` of pyproject.toml names the repository, relative links lead to the
+files of this version in the repository. If it is empty, links become plain text with the file's path, and pictures
+become their descriptions.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]+)\)")
 _OUTSIDE = re.compile(r"(?:[a-z][a-z0-9+.-]*:|#|//)", re.IGNORECASE)
 RELEASE = "LLAMABATCH_RELEASE"
-_PLACEHOLDER = "<this repository>"  # in `git clone`
+_PLACEHOLDER = "<this repository>"  # in README.md's `git clone`
 
 
 class CustomMetadataHook(MetadataHookInterface):
-    """Gives the fields `readme`, `urls` and `dependencies`."""
+    """Sets the fields `readme`, `urls` and `dependencies`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
@@ -39,11 +40,11 @@ class CustomMetadataHook(MetadataHookInterface):
 
 
 def llama_cpp(version: str, source: str, wheels: str, is_release: bool) -> list[str]:
-    """The dependencies that bring llama.cpp.
+    """Returns the dependencies that provide llama.cpp.
 
     Args:
         source: the requirement of llama-cpp-python, which is compiled when it is installed.
-        wheels: the marker of the systems with a wheel of llamabatch-llama.
+        wheels: the environment marker of the systems that have a wheel of llamabatch-llama.
     """
     if not is_release:
         return [source]
@@ -52,7 +53,7 @@ def llama_cpp(version: str, source: str, wheels: str, is_release: bool) -> list[
 
 
 def _negated(marker: str) -> list[str]:
-    """Alternatives, one of which holds wherever a marker of clauses with `and` between them does not hold."""
+    """Returns markers of which one holds wherever `marker` does not; `marker` has clauses joined by `and`."""
     alternatives = []
     for clause in marker.split(" and "):
         opposite = clause.replace("==", "!=").replace(" or ", " and ")
@@ -61,10 +62,10 @@ def _negated(marker: str) -> list[str]:
 
 
 def page(text: str, address: str, version: str, files: str, pictures: str) -> str:
-    """The text of a page in Markdown, for readers who do not have the repository beside it.
+    """Returns a page in Markdown for readers who do not have the repository.
 
     Args:
-        address: of the repository; "": it has none.
+        address: address of the repository; "" if it has none.
         files, pictures: patterns of the addresses of a file and of a picture, with {address}, {version} and {path}.
     """
 
@@ -86,7 +87,7 @@ def page(text: str, address: str, version: str, files: str, pictures: str) -> st
 
 
 def urls(address: str, version: str, files: str) -> dict[str, str]:
-    """The project's addresses, by their names on an index; empty where the repository has none."""
+    """Returns the project's addresses by their names on an index; empty if the repository has no address."""
     if not address:
         return {}
     return {"Repository": address} | {

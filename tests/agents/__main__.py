@@ -2,8 +2,8 @@
 
 python -m tests.agents [arguments of pytest]
 
-The tests, the server and the programs run in a network namespace that has loopback alone, so that a program that asks
-anything but the server fails. The figures are written where LLAMABATCH_AGENTS_JSON names a file.
+The tests, the server and the programs run in a network namespace that has loopback alone. A program that connects to
+anything but the server therefore fails. If LLAMABATCH_AGENTS_JSON names a file, the figures are written to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def install() -> None:
-    """Installs each program where its version is not there yet."""
+    """Installs each program whose version is not installed yet."""
     package = HERE / "package.json"
     if _is_new("npm", package):
         folder = INSTALLED / "npm"
@@ -64,14 +64,14 @@ def install() -> None:
 
 
 def without_open_webui() -> str | None:
-    """The reason why Open WebUI cannot run here; None if it can."""
+    """Returns the reason why Open WebUI cannot run here; None if it can."""
     if not (3, 11) <= sys.version_info < (3, 13):
         return "Open WebUI needs Python 3.11 or 3.12"
     return None if browser() else "there is no Chromium for the page of Open WebUI"
 
 
 def _is_new(name: str, versions: Path) -> bool:
-    """True if the folder of a program was not made from this file; it is then empty."""
+    """Returns True if the folder of a program was not made from this file of versions, and then removes the folder."""
     made = INSTALLED / name / "made"
     if made.exists() and made.read_text() == _digest(versions):
         return False

@@ -1,4 +1,4 @@
-"""A server with forced answers, and the programs in front of it, each in a home of its own."""
+"""A server with forced answers, and the programs that use it, each with a home directory of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.browser.__main__ import browser
 collect_ignore_glob = [] if AGENTS in os.environ else ["test_*.py"]
 
 PAGE = ROOT / "docs" / "agents.md"
-PORT = 8080  # as the page has it: the namespace is ours alone
+PORT = 8080  # the port of the page; it is free, because the tests have a network namespace of their own
 WAIT_S = 600
 HERMES = next(each for each in FORMATS if each.name == "hermes")
 Call = tuple[str, Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Record:
         return self.answer_headers.get("x-llamabatch-ignored", "")
 
     def usage(self) -> tuple[int, int]:
-        """Tokens of the prompt, and those of them that were not computed."""
+        """Returns the number of tokens of the prompt, and how many of them came from the prefix cache."""
         found = re.findall(r'"(?:prompt|input)_tokens": ?(\d+)', self.answer)
         cached = re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', self.answer)
         return int(found[-1]) + (int(cached[-1]) if self.path == "/v1/messages" else 0), int(cached[-1])
@@ -58,7 +58,8 @@ class Server:
     """`llamabatch serve` with forced answers.
 
     Args:
-        folder: gets the script, the records and the log. options: of the command.
+        folder: gets the script, the records and the log.
+        options: options of the command.
     """
 
     def __init__(self, folder: Path, *options: str, port: int = PORT) -> None:
@@ -81,7 +82,7 @@ class Server:
         self._log.close()
 
     def script(self, needs: str, turns: list[tuple[str, str]], otherwise: str = "A title") -> None:
-        """Sets the answers, as tests/agents/forced.py reads them; forgets what was recorded."""
+        """Writes the answers for tests/agents/forced.py, and deletes the records of earlier requests."""
         text = json.dumps({"needs": needs, "turns": turns, "else": otherwise})
         (self.folder / "script.json").write_text(text)
         (self.folder / "bodies.jsonl").unlink(missing_ok=True)
@@ -92,16 +93,16 @@ class Server:
         return [Record(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     def turns(self, program: Program) -> list[Record]:
-        """The records of requests with the tools of a program, or what it has in place of them: not those for a title
-        of the conversation."""
+        """Returns the records of requests that have tools, or the text `needs` of a program without tools. Requests
+        for a title of the conversation have neither."""
         return [each for each in self.records if "tools" in each.body or program.needs in json.dumps(each.body)]
 
     def n_running(self) -> int:
-        """Requests that have a slot."""
+        """Returns the number of requests that have a slot."""
         return sum(slot["is_processing"] for slot in self._slots())
 
     def n_decoding(self) -> int:
-        """Requests that have brought tokens."""
+        """Returns the number of requests in slots that have generated tokens."""
         return sum(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 0 for slot in self._slots())
 
     def _slots(self) -> list[Any]:
@@ -118,12 +119,12 @@ class Server:
 
 
 def calls(*made: Call) -> str:
-    """An answer that calls functions."""
+    """Returns an answer that calls functions."""
     return written(HERMES, made)
 
 
 def sections() -> dict[str, str]:
-    """The sections of the page by their titles."""
+    """Returns the sections of the page by their titles."""
     parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -133,14 +134,14 @@ class Program:
     """A program, configured as the page says.
 
     Attributes:
-        title: of its section.
-        folder: of its installation.
-        once: arguments behind those of the page with which it answers one text and ends; {} stands for the text.
-        command: where the page has none.
-        driver: a program in front of the command, which takes the command as its arguments.
-        environ: beside that of the page, so that it asks nothing of the network.
-        needs: a text of each prompt that is not for a title or a summary.
-        edits: the calls that change `two` to `turn` in file.txt, {} being the folder; or answers.
+        title: the title of its section on the page.
+        folder: the folder of its installation.
+        once: arguments that are added to those of the page, so that it answers one text and ends. {} is the text.
+        command: the command, if the page has none.
+        driver: a program that gets the command as its arguments and starts it.
+        environ: variables beside those of the page, so that it asks nothing of the network.
+        needs: a text that each prompt contains, except prompts for a title or a summary.
+        edits: calls, or answers, that change `two` to `turn` in file.txt. {} is the folder.
     """
 
     title: str
@@ -156,7 +157,7 @@ class Program:
         return sections()[self.title].replace(f":{PORT}", f":{port}")
 
     def write_files(self, home: Path, port: int = PORT) -> None:
-        """Writes the files of the page that are not there yet."""
+        """Writes the files that the page shows, except those that exist."""
         section = self._section(port)
         for path, content in re.findall(r"^In `~/([^`]+)`:\n\n```\w+\n(.*?)```", section, flags=re.M | re.S):
             (home / path).parent.mkdir(parents=True, exist_ok=True)
@@ -164,10 +165,10 @@ class Program:
                 (home / path).write_text(content)
 
     def run(self, home: Path, text: str, port: int = PORT) -> subprocess.Popen[str]:
-        """Starts it on a text, in home/work.
+        """Starts the program on a text, in the folder home/work.
 
         Args:
-            port: of the server.
+            port: the port of the server.
         """
         self.write_files(home, port)
         section = self._section(port)
@@ -189,7 +190,7 @@ class Program:
 
 
 def ended(child: subprocess.Popen[str]) -> str:
-    """What a program has written, once it has ended. One that does not end is killed, and the test fails."""
+    """Waits for the end of a program, and returns its output. If it does not end, it is killed and the test fails."""
     try:
         text, _ = child.communicate(timeout=WAIT_S)
     except subprocess.TimeoutExpired:
@@ -295,7 +296,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # one engine, as any model above 64 MB has
+    # one engine: models above 64 MB have one, and this one stands for them
     found = Server(tmp_path_factory.mktemp("server"), *_options(model), "-c", "65536", "--instances", "1")
     yield found
     found.close()
@@ -303,7 +304,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="session")
 def full_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One in whose context no first request fits."""
+    """A server whose context is too small for the first request of any program."""
     found = Server(tmp_path_factory.mktemp("full"), *_options(model), "-c", "256", port=8081)
     yield found
     found.close()

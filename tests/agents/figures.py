@@ -1,4 +1,4 @@
-"""Figures of `make test-agents` for docs/agents.md: python -m tests.agents.figures takes those of the last run."""
+"""Prints the figures of the last `make test-agents` for docs/agents.md: python -m tests.agents.figures"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD = (
 
 
 def table(figures: Mapping[str, Mapping[str, int]]) -> str:
-    """The figures of all programs as a table of Markdown."""
+    """Returns the figures of all programs as a table of Markdown."""
     rows = (
         f"| {title} | {each['first_request_bytes']:,} | {each['first_request_tokens']:,} "
         f"| {_share(each, 'second_request')} | {_share(each, 'next_conversation')} |\n"

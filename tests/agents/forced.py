@@ -1,11 +1,11 @@
-"""`llamabatch serve` whose answers a file forces: python -m tests.agents.forced FOLDER [arguments of serve].
+"""`llamabatch serve` with answers that a file forces: python -m tests.agents.forced FOLDER [arguments of serve].
 
 FOLDER/script.json has the answers: {"needs": text, "turns": [[mark, answer], …], "else": answer}. A prompt without the
-text `needs` gets `else`, as one for a title. Any other gets the first turn whose mark is not in it yet. The engine
-is the usual one, in its child process: it computes the prompt, and a grammar of one text holds it to the answer. "" is
-an answer that ends with max_tokens alone.
+text `needs`, for example one that asks for a title, gets `else`. Any other prompt gets the answer of the first turn
+whose mark it does not contain. The engine is the usual one, in its child process. It computes the prompt, and a grammar
+that allows one text forces the answer. For the answer "", the model writes freely until max_tokens.
 
-FOLDER/bodies.jsonl gets each request to the API and its answer, once it has ended.
+Each request to the API is written to FOLDER/bodies.jsonl with its answer, when the answer has ended.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from llamabatch.server import application, run
 
 
 def answer_of(script: dict[str, Any], prompt: str) -> str:
-    """The answer to a prompt."""
+    """Returns the answer to a prompt."""
     if script["needs"] not in prompt:
         return str(script["else"])
     return str(next((answer for mark, answer in script["turns"] if mark not in prompt), script["else"]))
 
 
 def forced(folder: Path, config: EngineConfig) -> FrontClient:
-    """The client of the server, whose requests have their answers as a form."""
+    """Returns the server's client. It adds to each request a structured output that allows only the forced answer."""
     front = connect(config)
     submit = front.inner.submit
 
@@ -53,7 +53,7 @@ def forced(folder: Path, config: EngineConfig) -> FrontClient:
 
 
 class Recorder:
-    """Middleware that writes each request with a body, and what was answered, to a file."""
+    """Middleware that writes each POST request and its answer to a file."""
 
     def __init__(self, app: Any, path: Path) -> None:
         self.app = app

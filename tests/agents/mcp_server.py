@@ -1,4 +1,4 @@
-"""An MCP server on stdin and stdout with one tool, look: python mcp_server.py NAME."""
+"""An MCP server on stdin and stdout with one tool, named look: python mcp_server.py NAME."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Open WebUI and a person before its page, for one text: open_webui.py BROWSER COMMAND... TEXT.
+"""Sends one text to Open WebUI through its page, as a person would: open_webui.py BROWSER COMMAND... TEXT.
 
 Starts COMMAND, opens its page in the browser, sends the text, and writes the answer as the page shows it. SIGINT clicks
 the page's button that stops an answer. Runs in the environment of Open WebUI, which has Playwright.
@@ -64,7 +64,7 @@ def _end_with_parent() -> None:
 
 def _session() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The server would live on, and the next test would find it at its port.
+    # Otherwise the server would outlive this process, and the next test would find it at its port.
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     browser, *command, text = sys.argv[1:]
     log = Path.home() / "open-webui.log"
@@ -88,11 +88,14 @@ def _session() -> int:
 
 
 def _give_tools(model: str, token: str) -> None:
-    """Gives the model the tools and a count of tokens, as an administrator does in the workspace. Once a home."""
+    """Gives the model the tools and a count of tokens, as an administrator does in the workspace.
+
+    Does nothing if an earlier run in the same home directory has done so.
+    """
     meta: dict[str, Any] = {"description": "files"}
     try:
         _post("/api/v1/tools/create", {"id": "files", "name": "files", "content": TOOLS, "meta": meta}, token)
-    except urllib.error.HTTPError:  # an earlier run has done it
+    except urllib.error.HTTPError:  # an earlier run has made the tools and the model
         return
     meta = {"toolIds": ["files"], "capabilities": {"usage": True}}
     _post("/api/v1/models/create", {"id": model, "name": model, "meta": meta, "params": {}}, token)
@@ -111,7 +114,7 @@ def _talk(browser: str, model: str, text: str, token: str) -> None:
             page.goto(f"{URL}/?models={model}")
             field = page.locator("#chat-input")
             field.wait_for()
-            news = page.get_by_role("dialog")  # what is new in this version, at the first visit
+            news = page.get_by_role("dialog")  # at the first visit, a dialog shows the news of this version
             page.wait_for_timeout(2_000)
             if news.count():
                 news.get_by_role("button", name="Okay").click()
@@ -142,7 +145,7 @@ def _is_done(chat: str, token: str) -> bool:
 
 
 def _get(path: str, token: str | None) -> Any:
-    """Returns a JSON document of the server; None without an answer."""
+    """Returns a JSON document of the server; None if the server does not answer."""
     try:
         return _call(path, None, token)
     except (urllib.error.URLError, OSError):

@@ -1,4 +1,4 @@
-"""Each program of docs/agents.md, from its first turn to the edited file."""
+"""Tests each program of docs/agents.md, from its first turn to the edited file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.agents.conftest import PROGRAMS, WAIT_S, Program, Server, calls, ende
 from tests.agents.figures import MEASURED
 
 LAST = "a mark of no prompt: 7f3b9c"
-# Tokens from which a conversation has a beginning that is worth keeping: llm sends no system prompt.
+# SECOND_COMPUTES is checked only for requests of at least so many tokens. Shorter ones have no beginning that is worth
+# reusing: the program llm, for example, sends no system prompt.
 LONG = 2000
 SECOND_COMPUTES = 0.10
 
@@ -26,7 +27,7 @@ def test_a_text_comes_as_a_stream(program: Program, server: Server, home: Path) 
     server.script(program.needs, [(LAST, "The sky is blue today.")])
     out = ended(program.run(home, "Why is the sky blue?"))
     assert "The sky is blue today." in out, out
-    records = server.turns(program)  # more than one of a program that asks for what could be said next
+    records = server.turns(program)  # several, if the program also asks for suggestions of the next message
     assert {(record.status, record.whole) for record in records} == {(200, True)}
     record = next(each for each in records if each.body.get("stream"))
     assert record.answer.count("data: ") > 4
@@ -45,7 +46,7 @@ def test_it_changes_a_file_and_goes_on_with_the_results(program: Program, server
     records = server.turns(program)
     assert [record.status for record in records] == [200] * len(records)
     assert len(records) == (2 if program.title == "aider" else 3), out
-    # some programs number the lines; aider shows the file in its first request, too, and then the changed one
+    # Some programs number the lines. Aider shows the file already in its first request, and then the changed file.
     lines = r"one\\n.{0,12}three" if program.title == "aider" else r"one\\n.{0,12}two"
     assert [bool(re.search(lines, json.dumps(record.body))) for record in records[:2]] == [False, True]
     _keep_figures(program, server, home)
@@ -57,7 +58,7 @@ def _placed(call: tuple[str, dict[str, str]], home: Path) -> tuple[str, dict[str
 
 
 def _keep_figures(program: Program, server: Server, home: Path) -> None:
-    """Holds the second request to its share, and writes the figures to build/test-agents.json."""
+    """Checks how many tokens of the second request are computed, and writes the figures to build/test-agents.json."""
     first, second = server.turns(program)[:2]
     if '"usage"' not in second.answer:
         return  # aider asks for no counts in its streams
@@ -88,7 +89,7 @@ def test_a_stop_in_mid_stream_frees_the_slot(program: Program, server: Server, h
     finally:
         _signal(child, signal.SIGINT)
     _until(lambda: server.n_running() == 0)
-    _signal(child, signal.SIGTERM)  # some ask whether they should end
+    _signal(child, signal.SIGTERM)  # after SIGINT, some programs only ask whether they should end
     ended(child)
     records = server.turns(program)
     assert records

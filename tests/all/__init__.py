@@ -1,1 +1,1 @@
-"""`make test-all`: all tests, in parts that are remembered when they have passed."""
+"""`make test-all`: runs all tests in parts, and remembers the parts that have passed."""

@@ -1,7 +1,7 @@
 """`make test-all`: runs the parts of the tests that have not passed since a change that touches them.
 
-A part that has passed is remembered (build/test-all.json), so that the next run goes on where this one was stopped.
-Nothing runs again here; a test that takes more than a second fails its part unless tests/gate/slow.txt has it.
+Parts that have passed are remembered in build/test-all.json, so a stopped run can be continued by the next one.
+Failed tests are not repeated. A test that takes more than a second fails its part, unless tests/gate/slow.txt has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _remember(part: Part, inputs: str, seconds: float) -> None:
 
 
 def _passed(part: Part) -> dict[str, Any]:
-    """The inputs, commit and seconds with which it passed; empty: it has not."""
+    """Returns the inputs, commit and seconds of the run in which the part passed; empty if it has not passed."""
     return Memory(MEMORY).get(part.name) or {}
 
 
@@ -37,7 +37,7 @@ def _is_due(part: Part) -> bool:
 
 
 def _run(part: Part) -> bool:
-    """Runs a part: what needs all cores last, and alone."""
+    """Runs the tests of a part. Tests that need all cores run last, one at a time. Returns True if all passed."""
     inputs, start, files = part.inputs(), time.monotonic(), part.tests()
     code, seconds = measured([*WORKERS, "-m", "not alone", *files])
     if code == 0 and (alone := need_all_cores(files)):
@@ -56,8 +56,11 @@ def _run(part: Part) -> bool:
 
 
 def _too_long(seconds: dict[str, float]) -> dict[str, float]:
-    """Tests that take longer than a second and that no line calls slow. Another program may have held one up: each is
-    measured twice more, alone, and its shortest time counts, on a CPU as fast as that of the file."""
+    """Returns the tests that take longer than a second and are not in slow.txt, with their seconds.
+
+    Another program may have slowed a test down, so each of these tests is measured twice more, one at a time, and its
+    shortest time counts. On a slower CPU than that of slow.txt, the limit is longer.
+    """
     limit = marks.LIMIT_S * max(1.0, marks.yardstick_s() / marks.YARDSTICK_S)
     long = {nodeid: took for nodeid, took in seconds.items() if took > limit and not marks.is_slow(nodeid)}
     for _ in range(2):

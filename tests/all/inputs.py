@@ -1,4 +1,4 @@
-"""The files that a test can see change: what it imports, the programs that it starts, and what these import in turn."""
+"""Finds the files on which a test depends: the modules and programs that it imports or starts, and their imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DOTTED = re.compile(r"\b(?:llamabatch|tests|benchmarks|native_patches)(?:\.\w+)
 
 @cache
 def files() -> tuple[str, ...]:
-    """The files of the checkout, those that git does not know yet among them."""
+    """Returns the files of the checkout, including untracked files that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
     ).stdout.split("\0")
@@ -27,7 +27,7 @@ def files() -> tuple[str, ...]:
 
 @cache
 def _modules() -> dict[str, str]:
-    """Files by the names of their modules."""
+    """Returns the Python files by the names of their modules."""
     return {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
         for name in files()
@@ -37,7 +37,7 @@ def _modules() -> dict[str, str]:
 
 @cache
 def _by_base_name() -> dict[str, set[str]]:
-    """The files that are no modules, by their names without a folder."""
+    """Returns the files that are not Python, by their names without a folder."""
     found: dict[str, set[str]] = {}
     for name in files():
         if not name.endswith(".py"):
@@ -47,7 +47,7 @@ def _by_base_name() -> dict[str, set[str]]:
 
 @cache
 def _edges(file: str) -> frozenset[str]:
-    """The files that a file imports, or names in a string: as a module of a program that it starts, as a document."""
+    """Returns the files that a file imports or names in a string: modules that it starts, and documents."""
     if not file.endswith(".py"):
         return frozenset()
     known = _modules()
@@ -61,18 +61,19 @@ def _edges(file: str) -> frozenset[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named |= {*_DOTTED.findall(node.value)}
             documents |= _by_base_name().get(node.value.rpartition("/")[2], set())
-            if node.value == "llamabatch" and file.startswith("tests/"):  # the command: any of its parts
+            # A test that names the command may start it. The command may import any module of the package.
+            if node.value == "llamabatch" and file.startswith("tests/"):
                 named |= {name for name in known if name.startswith("llamabatch.")}
     parents = {".".join(parts[:n]) for parts in (name.split(".") for name in named) for n in range(1, len(parts))}
     return frozenset(known[name] for name in named | parents if name in known) | documents
 
 
 def seen_by(tests: Iterable[str], also: Iterable[str] = ()) -> set[str]:
-    """All files that a run of tests can see.
+    """Returns all files on which a run of tests depends.
 
     Args:
         tests: the files of the tests.
-        also: patterns of further files, as of documents that the tests read.
+        also: patterns of further files, for example documents that the tests read.
     """
     conftests = {name for name in files() if name.rpartition("/")[2] == "conftest.py"}
     new = {*tests}
@@ -87,7 +88,7 @@ def seen_by(tests: Iterable[str], also: Iterable[str] = ()) -> set[str]:
 
 
 def digest(names: Iterable[str]) -> str:
-    """One hash over the names and the contents of files."""
+    """Returns one hash of the names and the contents of files."""
     total = hashlib.sha256()
     for name in sorted(names):
         total.update(f"{name}\0{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\0".encode())

@@ -1,4 +1,4 @@
-"""The parts of the tests: each file is in the first part with a pattern that it matches."""
+"""The parts of the tests. A file belongs to the first part that has a pattern which matches its name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Part:
     """A part of the tests.
 
     Attributes:
-        name: what ARGS names.
-        patterns: of the files of its tests; `*` matches slashes, too.
-        also: patterns of the files that its tests see without an import.
+        name: the name of the part, for ARGS of `make test-all`.
+        patterns: patterns of the files of its tests. `*` also matches slashes.
+        also: patterns of files on which its tests depend without an import.
     """
 
     name: str
@@ -24,11 +24,11 @@ class Part:
     also: tuple[str, ...] = ()
 
     def tests(self) -> list[str]:
-        """The files of its tests."""
+        """Returns the files of its tests."""
         return [file for file, part in _of_files().items() if part == self.name]
 
     def inputs(self) -> str:
-        """A hash of all that its tests can see."""
+        """Returns a hash of all files on which its tests depend."""
         return inputs.digest(inputs.seen_by(self.tests(), self.also))
 
 
@@ -47,7 +47,7 @@ ALL = (
         ),
     ),
     Part(
-        "models",  # kinds of models, types of weights, and the kernels
+        "models",  # tests of architectures, types of weights, and kernels
         (
             "tests/model/test_arch*", "tests/model/test_kernels.py", "tests/model/test_matrix.py",
             "tests/model/test_graph_buffers.py", "tests/model/test_state_copies.py", "tests/model/test_equal*",
@@ -64,7 +64,7 @@ ALL = (
 
 @cache
 def _of_files() -> dict[str, str]:
-    """The name of the part of each file of tests."""
+    """Returns the name of the part of each test file, by the file."""
     found = {}
     for file in inputs.files():
         if fnmatch(file, "tests/*/test_*.py"):

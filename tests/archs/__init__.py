@@ -1,1 +1,1 @@
-"""Every architecture that llama.cpp can write: small models with random weights, and what holds for each of them."""
+"""Tests every architecture that llama.cpp can write, with small models of random weights."""

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def tell(name: str, found: dict[str, Any]) -> None:
-    """Says at once what is wrong with a model."""
+    """Prints the failures of a model as soon as it is done."""
     for problem in table.failures({name: found}):
         say(problem)
 

@@ -1,7 +1,7 @@
-"""A program: reads the paths of models, one a line, and writes what holds for each, a line of JSON.
+"""A program that reads paths of models, one a line, and writes its findings on each as a line of JSON.
 
-Fourteen prompts, greedy, alone in an engine of one slot; then in eight slots, in each of the ways in which an engine
-may compute them. A process that dies names its model by the answer that is missing.
+Each model answers fourteen prompts greedily: first alone, in an engine of one slot, then in eight slots, in each of
+the ways in which an engine may compute them. If a model kills the process, its line of JSON is missing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from llamabatch.llama.library import load
 from llamabatch.request.outputs import CompletionOutput, SequenceOutput
 from tests.clients import innermost
 
-# Weights are F32, so a text parts from the one alone, or a logprob differs, by far less than docs/design/
-# sampling-and-equality.md allows a trained model (0.15). Rounding gave 2e-6 at most.
+# Limit for the gap of the two best logprobs where a text parts from the text alone, and for differences of a logprob.
+# docs/design/sampling-and-equality.md allows a trained model 0.15. These weights are F32: rounding gave 2e-6 at most.
 MAX_GAP = 0.01
 N_TOKENS = 16
-N_VOCAB = 128  # of the least model
+N_VOCAB = 128  # vocabulary of the smallest model
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True, logprobs=2)
 ALONE: dict[str, Any] = {"strategy": "sequential", "n_slots": 1, "cache_prefix": False, "trial": "on"}
 TOGETHER: dict[str, Any] = {"strategy": "batched", "n_slots": 8, "trial": "off"}
@@ -35,8 +35,8 @@ GUESSES = {"speculate": "lookup", "speculate_always": True}
 
 
 def prompts() -> list[list[int]]:
-    """Fourteen of 5 to 64 tokens: the first eight of any, three that begin as one of them, three that repeat
-    themselves."""
+    """Returns fourteen prompts of 5 to 64 tokens: eight random ones, three that begin like one of these, and three that
+    repeat themselves."""
     rng = random.Random(0)
     found = [[rng.randrange(N_VOCAB) for _ in range(n)] for n in (5, 17, 40, 64, 23, 9, 33, 12)]
     found += [[*found[3][:48], *(rng.randrange(N_VOCAB) for _ in range(n))] for n in (1, 7, 16)]
@@ -45,25 +45,26 @@ def prompts() -> list[list[int]]:
 
 
 def burst() -> list[list[int]]:
-    """Ten prompts that begin with the same 48 tokens, of which nine can have SHARED without computing them."""
+    """Returns ten prompts that begin with the same 48 tokens. Nine of them can copy these: SHARED tokens in all."""
     rng = random.Random(1)
     head = [rng.randrange(N_VOCAB) for _ in range(48)]
     return [[*head, *(rng.randrange(N_VOCAB) for _ in range(n))] for n in range(3, 13)]
 
 
 SHARED = 9 * 48
-Text = list[tuple[int, dict[int, float]]]  # each token, and the logprobs that came with it
+Text = list[tuple[int, dict[int, float]]]  # for each token: its id, and the logprobs by token id
 
 
 @dataclass
 class Comparison:
-    """Texts of one way beside those alone.
+    """Compares the texts that one way of computing gives with the texts of requests that run alone.
 
     Attributes:
-        texts, equal_bits: their number, and those of the same tokens with the same bits of their logprobs.
-        gap: the largest distance of the two best logprobs where texts part.
-        difference: the largest of a token's two logprobs, in what the texts have in common.
-        errors: of requests.
+        texts: number of texts.
+        equal_bits: number of texts with the same tokens and the same bits of their logprobs.
+        gap: the largest distance of the two best logprobs at a place where two texts part.
+        difference: the largest difference of a token's two logprobs, before the texts part.
+        errors: errors of requests.
     """
 
     texts: int = 0
@@ -114,8 +115,12 @@ class Case:
         self.found: dict[str, Any] = {"ways": {}, "wrong": {}}
 
     def run(self) -> dict[str, Any]:
-        """What holds: `refused`, or `shares` (tokens of SHARED that a cold burst did not compute), `ragged`,
-        `equal_bits` and `guesses`, each True or a reason, and `ways` with `wrong`, where a way has other texts."""
+        """Returns the findings on the model: `refused` with the error, or the following ones.
+
+        `kind` and `ragged` are those of _facts. `shares` is the number of SHARED tokens that a cold burst did not
+        compute. `equal_bits` is the plan's reason. `guesses` is True or the reason why no token was guessed. `ways` has
+        a Comparison for each way, `wrong` the problem of each way that has one. `preempted` counts preemptions.
+        """
         try:
             with LLM(self._path, **ALONE, **SIZES) as llm:
                 self._alone = [_text(*llm.generate([prompt], GREEDY)[0].outputs) for prompt in self._prompts]
@@ -130,7 +135,8 @@ class Case:
             self._in_company(llm)
             self.found["kind"], self.found["ragged"] = innermost(llm).ask(_facts).result()
             reason = llm.plan.reasons["batch_invariant"]
-            if "prompts have kernels of their own" in reason:  # with AMX: no answer is part of a later prompt here
+            # The exception of this reason (AMX) is an answer in a later prompt. No prompt here has an answer.
+            if "prompts have kernels of their own" in reason:
                 reason = "equal bits: yes"
             self.found["equal_bits"] = reason
         with LLM(self._path, **TOGETHER, **CHUNKS, **SIZES) as llm:
@@ -176,7 +182,7 @@ class Case:
             self.found["wrong"][way] = comparison.wrong
 
     def _check_bits(self) -> None:
-        """What the plan says of a split cache must be so."""
+        """Records each way as wrong that breaks the plan's promise of equal bits for a split cache."""
         if self.found["equal_bits"].startswith("equal bits: yes"):
             for way, comparison in self.found["ways"].items():
                 if way != "unified" and comparison["equal_bits"] < comparison["texts"]:
@@ -184,7 +190,7 @@ class Case:
 
 
 def _facts(engine: Any) -> tuple[str, bool]:
-    """The kind of the model, and whether a pass takes any tokens of any sequences."""
+    """Returns the kind of the model, and whether one pass may compute any tokens of any sequences."""
     model = engine.model
     kind = "window" if model.has_window else "attention"
     if model.is_recurrent:

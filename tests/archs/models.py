@@ -1,8 +1,8 @@
-"""Small models with random weights, one of each architecture, written by llama.cpp's own tests/test-llama-archs.cpp,
-and those of ours that it cannot write.
+"""Small models with random weights, one of each architecture. llama.cpp's own tests/test-llama-archs.cpp writes most of
+them; the module writes the models in OURS itself, because that program cannot.
 
-The program is compiled from the source of the build in use, against that build: some seconds. `LLAMABATCH_CACHE` holds
-it.
+The program is compiled from the source of the build in use, and linked with that build, which takes some seconds. It
+is stored in `LLAMABATCH_CACHE`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OURS = ("apertus", "bert", "gemma3n", "gemma4", "rwkv6", "rwkv7", "step35", "t5"
 
 
 def write(folder: Path, architectures: Iterable[str] = ()) -> list[Path]:
-    """Writes the models of these architectures, or of all that can be written; returns their paths, each
+    """Writes the models of these architectures, or of all that can be written. Returns their paths, each
     `architecture-dense.gguf` or `architecture-moe.gguf`.
 
     Raises:
-        SetupFailure: the program cannot be compiled; with the reason.
+        SetupFailure: the program cannot be compiled. The message has the reason.
     """
     names = list(architectures)
     for name in OURS:
@@ -52,7 +52,8 @@ def write(folder: Path, architectures: Iterable[str] = ()) -> list[Path]:
 
 
 def program() -> Path:
-    """The program that writes the models, from the cache or else compiled now. Raises SetupFailure."""
+    """Returns the path of the program that writes the models, and compiles it if the cache lacks it. Raises
+    SetupFailure."""
     try:
         build = choose().build
     except SetupError as error:
@@ -78,7 +79,7 @@ def _compile(compiler: str, libraries: Path, kept: Path) -> None:
     package = source.fetch(log)
     with tempfile.TemporaryDirectory(dir=kept.parent, ignore_cleanup_errors=True) as temporary:
         place = Path(temporary)
-        with tarfile.open(package) as archive:  # its hash has been verified
+        with tarfile.open(package) as archive:  # safe: the hash of the package has been verified
             members = [member for member in archive if member.name.startswith(_NEEDED)]
             archive.extractall(place, members)
         tree = place / _LLAMA_CPP

@@ -1,4 +1,4 @@
-"""Runs the cases of many models in child processes, one for each core. A child that dies costs one model its answer."""
+"""Runs the cases of many models in child processes, one for each core. If a child dies, one model has no answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from llamabatch.native_build.plan import jobs
 from llamabatch.utils.subprogram import command
 from llamabatch.utils.system import fatal_signal
 
-PATIENCE_S = 300.0  # for one model
+PATIENCE_S = 300.0  # seconds for one model
 _LAST_WORDS = ("GGML_ASSERT", "what():", "Error")
 
 Found = dict[str, Any]
 
 
 def run(paths: Iterable[Path], tell: Callable[[str, Found], None] = lambda name, found: None) -> dict[str, Found]:
-    """What tests/archs/case.py found for each model, by the name of its file, which is deleted then; or `dead`, the
-    last words of the child that computed it."""
-    waiting = sorted(paths, key=lambda path: path.stat().st_size)  # the largest are the last, and begin
+    """Returns the findings of tests/archs/case.py on each model, by the name of its file, and deletes the files.
+
+    If the child died, the findings are `dead`: the last words of the child.
+    """
+    waiting = sorted(paths, key=lambda path: path.stat().st_size)  # work() pops the largest model first
     results: dict[str, Found] = {}
     turn = threading.Lock()
 
@@ -49,7 +51,7 @@ def run(paths: Iterable[Path], tell: Callable[[str, Found], None] = lambda name,
 
 
 class _Child:
-    """A process of tests/archs/case.py, begun again after its end."""
+    """A process of tests/archs/case.py. After its end, the next model starts a new one."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -1,4 +1,4 @@
-"""The table of docs/models.md: architectures by what holds for them, as tests/archs/case.py found it."""
+"""The table of docs/models.md: architectures, grouped by the findings of tests/archs/case.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = (
     "|---|---|---|---|---|---|",
 )
 _KINDS = ("attention", "latent attention", "window", "hybrid", "recurrent", "refused")
-_REASONS = {  # a part of the engine's sentence: words for a cell of the table
+_REASONS = {  # a part of the engine's reason -> the words for a cell of the table
     "recurrent state": "state",
     "sliding window": "window",
     "attends over a window": "window",
@@ -31,7 +31,7 @@ Row = tuple[str, ...]
 
 
 def failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each model that died, or that wrote other texts than alone."""
+    """Returns a line for each model that killed its process, and for each way that wrote other texts than alone."""
     found = [f"{name} killed its process: {each['dead']}" for name, each in results.items() if "dead" in each]
     for name, each in results.items():
         found += [f"{name}, {way}: {why}" for way, why in each.get("wrong", {}).items()]
@@ -39,7 +39,7 @@ def failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The lines of the table."""
+    """Returns the lines of the table."""
     rows: dict[Row, set[str]] = {}
     for name, found in results.items():
         if "dead" not in found:
@@ -66,12 +66,12 @@ def _because(sentence: str) -> str:
 
 
 def committed() -> list[str]:
-    """The lines of the table in the document."""
+    """Returns the lines of the table that the document has now."""
     return _table().group(1).splitlines()
 
 
 def write(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the table into the document."""
+    """Replaces the table in the document."""
     text, table = DOCUMENT.read_text(encoding="utf-8"), _table()
     DOCUMENT.write_text(text[: table.start(1)] + "\n".join(lines(results)) + text[table.end(1) :], encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""The page of the server in a browser, with an environment of its own: `make test-browser`."""
+"""`make test-browser`: tests the server's page in a browser, in an environment of their own."""

@@ -1,4 +1,4 @@
-"""`make test-browser`: makes the environment where it is not there, and runs tests/browser in it.
+"""`make test-browser`: makes the environment if it is missing, and runs tests/browser in it.
 
 python -m tests.browser [arguments of pytest]
 """
@@ -21,7 +21,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def browser() -> str | None:
-    """The path of the browser; None if there is none."""
+    """Returns the path of the browser; None if there is none."""
     return os.environ.get(BROWSER) or next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 

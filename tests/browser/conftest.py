@@ -1,4 +1,4 @@
-"""A server of the bundled model, and a browser in front of it."""
+"""Fixtures: a server of the bundled model, and a browser that opens its page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page in a context of its own. An exception in it, or a text against its policy, fails the test."""
+    """Returns a function that opens a page in a context of its own.
+
+    An exception in a page, or a violation of its content security policy, fails the test.
+    """
     contexts, faults = [], []
 
     def opened(url: str, **options: Any) -> Any:
@@ -60,7 +63,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """The first true value of a function that is asked again and again."""
+    """Calls a function again and again, and returns its first true value."""
     end = time.monotonic() + WAIT_S
     while not (value := found()):
         assert time.monotonic() < end
@@ -69,7 +72,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 def shot(page: Any, name: str) -> None:
-    """Keeps a picture of the page where LLAMABATCH_SHOTS names a folder."""
+    """Saves a screenshot of the page if LLAMABATCH_SHOTS names a folder."""
     folder = os.environ.get("LLAMABATCH_SHOTS")
     if folder:
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)

@@ -1,4 +1,4 @@
-"""How the page shows answers, with answers that a test writes: no model is asked."""
+"""The page shows answers correctly. The tests write the answers; no model is asked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(open_page, url):
 
 
 def answered(page, text="Hello", **response):
-    """The last message of the first conversation, after an answer of this kind."""
+    """Sends a text, and answers it with this response. Returns the last message of the first conversation."""
     page.route(CHATS, lambda route: route.fulfill(**response))
     page.get_by_label("Message of Conversation 1", exact=True).fill(text)
     page.keyboard.press("Enter")
@@ -59,7 +59,7 @@ def test_no_answer_is_markup_or_a_program(page, attack):
     assert page.locator(".message.user").last.text_content().endswith(attack)
 
 
-# What runs a program where a text becomes markup: elements, handlers, addresses, styles, broken and mixed markup.
+# Texts that would run a program if the page used them as markup: elements, handlers, addresses, styles, broken markup.
 PROGRAMS = [
     "<script>{}</script>", "<ScRiPt >{}</sCrIpT>", "<<script>{}//<</script>", "<script src=//elsewhere.example/x.js>",
     "<img src=x onerror={}>", "<img src='x' onerror=\"{}\">", "<img/src=x/onerror={}>", "<img src=x:x onerror={}//",

@@ -1,4 +1,4 @@
-"""The page on a server of the bundled model."""
+"""Tests the page with a server of the bundled model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ write_projector("mm.gguf", ProjectorShape("mlp"), 192, seed=1)"""
 
 
 def png(width, height):
-    """A picture with stripes, made here: this environment has no package for pictures."""
+    """Returns a PNG with stripes. It is made by hand, because this environment has no package for pictures."""
     rows = b"".join(b"\0" + bytes((y * 3 % 256, 90, 160)) * width for y in range(height))
 
     def chunk(kind, data):
@@ -148,7 +148,7 @@ def test_a_model_that_reads_text_alone_says_so_where_a_picture_is_dropped(open_p
 
 
 def endless(page):
-    """Answers that go on until they are stopped."""
+    """Changes the page's requests so that their answers go on until they are stopped."""
 
     def longer(route):
         body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1900}
@@ -216,7 +216,7 @@ def test_alone_and_in_company(open_page, url):
         state = page.locator("#compare-state").text_content()
         assert "3 of 3 texts are equal" in state
         assert page.locator("#view-compare .figure").get_attribute("aria-label") == state
-    assert "Together went first." in page.locator(".notes").text_content()  # the second time
+    assert "Together went first." in page.locator(".notes").text_content()  # in the second comparison
     assert "No token of a prompt came from the prefix cache." in page.locator(".notes").text_content()
     assert page.locator(".texts .equal").count() == 3
     shot(page, "compare")
@@ -357,7 +357,7 @@ def test_nothing_is_cut_off_and_all_controls_have_names(open_page, url, name, wi
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if width == 1280:
         assert page.evaluate("document.documentElement.scrollHeight") <= 800
-    if width == 390:  # the tabs have one line
+    if width == 390:  # all tabs fit into one line
         assert page.locator(".tabs").evaluate("each => each.offsetHeight") < 60
     assert page.evaluate(UNNAMED) == []
     shot(page, f"{name}-{scheme}-{width}")

@@ -1,1 +1,1 @@
-"""The parses of llama.cpp, which llama-server answers with: its own code for texts of ours, recorded in parses.json."""
+"""Records in parses.json how the parser of llama-server reads our texts."""

@@ -1,9 +1,9 @@
-"""Asks llama.cpp for its parse of the texts, and writes parses.json.
+"""Lets llama.cpp parse the texts, and writes the results to parses.json.
 
     python -m tests.chat_peer
 
-The parts of llama.cpp's libcommon that llama-server parses with are compiled from the pinned source, in a temporary
-folder, and linked with the installed libllama; this takes a minute or two and needs a C++ compiler.
+It compiles the parser of llama-server (parts of llama.cpp's libcommon) from the pinned source, in a temporary folder,
+and links it with the installed libllama. This takes a minute or two, and needs a C++ compiler.
 """
 
 import json
@@ -31,7 +31,7 @@ _INCLUDES = ("-Icommon", "-Iinclude", "-Iggml/include", "-Ivendor", "-Isrc")
 
 
 def build(tree: Path, folder: Path) -> Path:
-    """The program, compiled in `folder`. Raises CalledProcessError."""
+    """Compiles the program in `folder`, and returns its path. Raises CalledProcessError."""
     import llama_cpp
 
     common = tree / "common"
@@ -56,7 +56,7 @@ def build(tree: Path, folder: Path) -> Path:
 
 
 def ask(program: Path, templates: Path, pairs: list[tuple[str, str]]) -> list[dict[str, object]]:
-    """The parses of texts, each with its family and text."""
+    """Returns the parses of texts, each with its family and text."""
     tools = [
         {"type": "function", "function": {"name": name, "description": "It helps.", "parameters": _typed(schema)}}
         for name, schema in TOOLS.items()
@@ -64,7 +64,7 @@ def ask(program: Path, templates: Path, pairs: list[tuple[str, str]]) -> list[di
     sources = {name: (templates / f"{file}.jinja").read_text(encoding="utf-8") for name, file in TEMPLATES.items()}
     common = {"tools": tools, "parallel": True, "reasoning": True, "tool_choice": "auto"}
     begins = _answers(program, [{"template": sources[name], "text": "", **common} for name in sources])
-    # where the prompt opens the thinking, it is over at once
+    # If the prompt opens the thinking, </think> before the text ends the thinking at once.
     opened = {name for name, each in zip(sources, begins, strict=True) if "<think>" in str(each)}
     asked = [
         {"template": sources[name], "text": ("</think>" if name in opened else "") + text, **common}
@@ -78,7 +78,7 @@ def ask(program: Path, templates: Path, pairs: list[tuple[str, str]]) -> list[di
 
 
 def _typed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema as all templates can show it: each property with a type."""
+    """Returns a schema that all templates can show: each property has a type."""
     properties = {key: {"type": "string", **value} for key, value in schema.get("properties", {}).items()}
     return {"type": "object", **schema, "properties": properties}
 

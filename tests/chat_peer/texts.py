@@ -1,11 +1,11 @@
-"""The texts that llama.cpp is asked for: well-formed ones in each notation, and those of the unit tests."""
+"""The texts that llama.cpp parses: well-formed calls in each notation, and the texts of the unit tests."""
 
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tool_formats import FORMATS, written
 from tests.unit.chat.tool_texts import BROKEN, CASES, NO_CALLS
 
-# Family -> a template of llama.cpp's source, models/templates/. Its parser follows from it. Seed-OSS is left out: its
-# template there cannot show a parameter with several types, which the tools here have.
+# Family -> a template in models/templates/ of llama.cpp's source, from which llama.cpp chooses the parser. Seed-OSS is
+# left out: its template cannot show a parameter of several types, and the tools here have such parameters.
 TEMPLATES = {
     "hermes": "Qwen-Qwen2.5-7B-Instruct",
     "qwen3-coder": "Qwen3-Coder",
@@ -36,17 +36,18 @@ CLOCK = ("clock", {})
 
 
 def well_formed() -> list[tuple[str, str]]:
-    """Pairs of a family and a text in its notation: one call, a call behind text, odd characters, two calls."""
+    """Returns pairs of a family and a text in its notation: one call, a call after text, odd characters, two calls."""
     pairs = []
     for each in FORMATS:
         if each.name not in TEMPLATES:
             continue
         kinds = [written(each, [OSLO]), written(each, [ODD]), written(each, [CLOCK])]
-        if each.name not in ("llama-3", "gpt-oss"):  # there a call stands alone, or text is a message of its own
+        # llama-3 allows no text before a call; gpt-oss has text in a message of its own
+        if each.name not in ("llama-3", "gpt-oss"):
             kinds.append("Well.\n" + kinds[0])
             if getattr(each.notation, "between", "") is not None:
                 kinds.append(written(each, [OSLO, CLOCK]))
-        if each.name == "mistral":  # llama.cpp reads calls with the ids that the template writes in earlier turns
+        if each.name == "mistral":  # llama.cpp expects ids in calls, because the template writes them in earlier turns
             kinds = [
                 text.replace("}}", '}, "id": "123456789"}').replace("{}}", '{}, "id": "123456789"}') for text in kinds
             ]
@@ -55,7 +56,7 @@ def well_formed() -> list[tuple[str, str]]:
 
 
 def others() -> list[tuple[str, str]]:
-    """Pairs of a family and a text of the unit tests: variants, broken calls, and what is none."""
+    """Returns pairs of a family and a text of the unit tests: variants of calls, broken calls, texts without calls."""
     texts = [(case.reader, case.given) for case in CASES] + list(NO_CALLS) + [(each[0], each[1]) for each in BROKEN]
     known = set(well_formed())
     return [

@@ -1,1 +1,1 @@
-"""A build for CUDA on a machine that need have no GPU and no driver: `make cuda-build`."""
+"""`make cuda-build`: a build for CUDA. The machine needs no GPU and no driver."""

@@ -1,11 +1,11 @@
-"""`make cuda-build`: llama.cpp with the CUDA backend where there need be no GPU: it compiles, links, loads, computes.
+"""`make cuda-build`: builds llama.cpp with the CUDA backend, also without a GPU, and tests that it loads and computes.
 
 python -m tests.cuda [arguments of pytest]
 
-The build is that of `llamabatch build --backend cuda`, in a cache of its own beside the rest, so that no start of
-llamabatch takes it. The first run compiles for an hour of two cores or more, and goes on where it was stopped; where
-there is no driver, it compiles without optimisation, in a third of the time (tests/cuda/toolkit.py). CUDAARCHS names
-other cards than those of compute capability 9.0.
+The build is that of `llamabatch build --backend cuda`. It has a cache of its own, so that llamabatch does not use it
+otherwise. The first run compiles for an hour or more on two cores; if it is stopped, the next run continues. Without a
+driver, it compiles without optimisation, in a third of the time (tests/cuda/toolkit.py). Cards are those of compute
+capability 9.0, unless CUDAARCHS names others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def built(environment: dict[str, str]) -> Path:
-    """The package that `llamabatch build` makes, or has made."""
+    """Returns the package of `llamabatch build`, which makes it if it is missing."""
     home = cache_dir()
     known = home / "sources" / source.FILE_NAME
     own = {"LLAMABATCH_CACHE": str(home / "cuda")}

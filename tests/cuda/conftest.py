@@ -1,4 +1,4 @@
-"""Runs settings with a CUDA build, or with the build of .venv."""
+"""Fixtures that run settings with a CUDA build, or with the build of .venv."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def package():
 
 @pytest.fixture(scope="session")
 def cuda(package):
-    """Environment variables of a program with the CUDA build, which finds its toolkit by itself."""
+    """Environment variables for a program with the CUDA build. They lack LD_LIBRARY_PATH, since the build finds its
+    toolkit by itself."""
     return {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | {VARIABLE: str(package)}
 
 
 @pytest.fixture(scope="session")
 def run(cuda):
-    """Runs tests/devices/case.py with the CUDA build; returns a dictionary for each of the settings."""
+    """A function that runs tests/devices/case.py with the CUDA build. It returns a dictionary for each setting."""
     return lambda *settings: cases(cuda, settings, TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
 def on_cpu():
-    """Runs it with the build of .venv."""
+    """A function that runs tests/devices/case.py with the build of .venv."""
     return lambda *settings: cases(os.environ, settings, TIMEOUT_S)

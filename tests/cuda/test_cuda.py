@@ -1,4 +1,4 @@
-"""A build for CUDA: what it holds, what it says where no GPU is, and the texts of the CPU."""
+"""A build for CUDA: its contents, its messages without a GPU, and equal texts on the CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_library_that_it_is_linked_with_is_found(package):
 
 
 def test_it_names_the_folder_of_its_toolkit(package):
-    """Programs find cuBLAS without a variable: the other tests start them so."""
+    """Programs find cuBLAS without an environment variable. The other tests rely on this."""
     told = subprocess.run(
         ["readelf", "-dW", package / "lib" / LIBRARY], capture_output=True, text=True, check=True
     ).stdout
@@ -78,7 +78,7 @@ PLACES = [{"devices": "none"}, {"devices": "none", "kv": "unified"}, {"devices":
 
 
 def test_the_cpus_texts_to_the_last_bit(run, on_cpu):
-    """The patches of the CPU's kernels work in this build, too."""
+    """The patches of the CPU's kernels work in the CUDA build as in the build of .venv."""
     for options, here, there in zip(PLACES, run(*PLACES), on_cpu(*PLACES), strict=True):
         assert here["errors"] == []
         assert here["texts"] == there["texts"], options

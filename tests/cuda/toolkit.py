@@ -1,4 +1,4 @@
-"""A CUDA toolkit to build with: that of nvcc, or links to it, with cuBLAS from the package index among them."""
+"""Finds a CUDA toolkit: the toolkit of nvcc, or, if that lacks cuBLAS, a folder of links with cuBLAS added."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _HEADER = "cublas_v2.h"
 
 
 def environment() -> dict[str, str]:
-    """Variables with which a CUDA build compiles, and finds its libraries when it is loaded.
+    """Returns the variables with which a CUDA build compiles, and finds its libraries when it is loaded.
 
     Raises:
-        SetupFailure: there is no nvcc, or cuBLAS is not to be had.
+        SetupFailure: there is no nvcc, or cuBLAS cannot be downloaded.
     """
     toolkit = whole_toolkit()
     flags = os.environ.get("CMAKE_ARGS", "")
@@ -58,13 +58,13 @@ def has_driver() -> bool:
 
 
 def _knows(compiler: Path, option: str) -> bool:
-    """The compiler has this option, `--name=value`."""
+    """Returns True if the compiler has this option, which has the form `--name=value`."""
     told = subprocess.run([compiler, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return option.partition("=")[0] in told.stdout
 
 
 def whole_toolkit() -> Path:
-    """The folder of the toolkit of nvcc, if it has cuBLAS, or else one of links in the cache that has it."""
+    """Returns the folder of nvcc's toolkit if it has cuBLAS, or else a folder of links in the cache with cuBLAS."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise SetupFailure("The CUDA compiler nvcc is not on PATH: install the CUDA toolkit; a GPU is not needed.")
@@ -80,7 +80,8 @@ def whole_toolkit() -> Path:
 
 
 def _told(nvcc: str) -> tuple[Path, str]:
-    """The folder of the toolkit, and its release as `13.0`. A script on PATH may stand in the compiler's place."""
+    """Returns the folder of the toolkit, and its release, such as `13.0`. It asks the compiler, because the nvcc on
+    PATH may be a script outside the toolkit."""
     version, dry_run = (
         subprocess.run([nvcc, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         for options in (["--version"], ["--dryrun", "-x", "cu", os.devnull])
@@ -93,7 +94,7 @@ def _told(nvcc: str) -> tuple[Path, str]:
 
 
 def _join(own: Path, target: Path, release: str) -> None:
-    """Links to all files of a toolkit in a new folder, and cuBLAS of its release beside them."""
+    """Makes a folder of links to all files of a toolkit, and installs cuBLAS of the same release beside them."""
     major = int(release.partition(".")[0])
     name = "nvidia-cublas" if major > 12 else f"nvidia-cublas-cu{major}"
     say(f"The toolkit {own} lacks cuBLAS: getting {name} {release} from the package index (400 MB)")

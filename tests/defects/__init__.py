@@ -1,4 +1,5 @@
-"""Defects that the tests must catch: `make test-defects` plants each, runs what should catch it, and takes it out."""
+"""Defects that the tests must catch. `make test-defects` plants each one, runs the tests that should catch it, and
+removes it."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """A change of one place in the code that a user would suffer from.
+    """A change at one place of the code that would harm a user.
 
     Attributes:
-        what: the defect, as its user would tell of it.
-        file: where, relative to the checkout.
-        old: the text there, which occurs once.
-        new: what it becomes.
-        tests: files and folders of tests that should catch it.
-        cpu: a feature that the CPU must have for this code to run, in Linux's names; "": any x86 of AVX2.
+        what: the defect, as a user would describe it.
+        file: the changed file, relative to the checkout.
+        old: the text to replace. It occurs once in the file.
+        new: the text that replaces it.
+        tests: files and folders of tests that should catch the defect.
+        cpu: a feature that the CPU needs to run this code, by Linux's name; "" if any x86 CPU with AVX2 runs it.
     """
 
     what: str

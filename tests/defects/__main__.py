@@ -1,7 +1,8 @@
-"""`make test-defects`: plants defects, each in a copy of the checkout, and runs the tests that should catch it.
+"""`make test-defects`: plants each defect in a copy of the checkout, and runs the tests that should catch it.
 
-The gate must catch IN_GATE of them, `make test-all` each. What was found is remembered in build/test-defects.json, so
-that a run goes on where it was stopped; a defect is tried again once its tests, or what these see, have changed.
+The gate must catch IN_GATE of the defects, and `make test-all` must catch all. Results are stored in
+build/test-defects.json, so a stopped run can be continued. A defect is tried again when its tests, or the files on
+which they depend, have changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RUNS = {"gate": "not slow", "test-all": "slow"}
 
 
 def _key(defect: Defect) -> str:
-    """Of the defect, its tests, and all that these can see."""
+    """Returns a key that changes with the defect, its tests, or the files on which the tests depend."""
     tests = [name for name in inputs.files() if name.endswith(".py") and name.startswith(defect.tests)]
     planted = hashlib.sha256(repr(defect).encode()).hexdigest()
     return f"{planted[:8]} {inputs.digest({*inputs.seen_by(tests), defect.file})[:8]} {defect.what}"
@@ -81,7 +82,7 @@ def main(rooms: tuple[str, ...]) -> None:
 
 
 def _tests_pass_without(copies: queue.SimpleQueue[Copy], tests: set[str]) -> None:
-    """Tests that fail in any case would catch each defect."""
+    """Raises ClickException if a test fails without a defect: such a test would seem to catch every defect."""
     copy = copies.get()
     code, output = copy.pytest(["-x", *sorted(tests)], {})
     copies.put(copy)
@@ -90,7 +91,7 @@ def _tests_pass_without(copies: queue.SimpleQueue[Copy], tests: set[str]) -> Non
 
 
 def _report(asked: list[tuple[str, Defect]], found: dict[Defect, str | None]) -> int:
-    """Prints who caught what; the exit code."""
+    """Prints how many defects the gate, test-all and nobody caught in each room. Returns the exit code."""
     click.echo(f"\n{'room':12}{'gate':>6}{'test-all':>10}{'nobody':>8}{'not for this CPU':>18}")
     for room in dict.fromkeys(room for room, _ in asked):
         counts = [found.get(defect, "cpu") for each, defect in asked if each == room]

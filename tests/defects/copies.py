@@ -19,14 +19,14 @@ from llamabatch.native_build.plan import MARKER
 from tests.all import inputs
 from tests.defects import Defect
 
-PATIENCE_S = 900.0  # a defect can let a program wait for ever
+PATIENCE_S = 900.0  # seconds; a defect can make a program wait for ever
 KERNELS = "native_patches/kernels/"
 SAMPLER = "native_patches/sampler/"
 _BUILT = "llamabatch/sampling/" + sampler_library.LIBRARY
 
 
 class Copy:
-    """The files of the checkout, with the sampler's library, in a folder of their own."""
+    """A copy of the checkout's files, with the sampler's library, in a folder of its own."""
 
     def __init__(self, folder: Path, native: Native) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Copy:
 
     @contextlib.contextmanager
     def planted(self, defect: Defect) -> Iterator[dict[str, str]]:
-        """What the environment of the tests has, too, while the defect is in the copy."""
+        """Plants the defect for the duration of the block. Yields variables to add to the environment of the tests."""
         file = self.folder / defect.file
         before = file.read_text(encoding="utf-8")
         times = before.count(defect.old)
@@ -65,7 +65,7 @@ class Copy:
         subprocess.run([sys.executable, "-c", code], cwd=self.folder, env=self._environment(), check=True)
 
     def pytest(self, arguments: Sequence[str], more: dict[str, str]) -> tuple[int | None, str]:
-        """The exit code of pytest, None where it had not ended in time, and what it printed."""
+        """Runs pytest. Returns its exit code (None if it did not end in time) and its output."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", *arguments]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment() | more, text=True, errors="replace",
@@ -81,12 +81,12 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _environment(self) -> dict[str, str]:
-        """That of this process; programs that tests start import the package of the copy, too."""
+        """Returns the variables of this process, and a PYTHONPATH with which programs of tests import the copy."""
         return os.environ | {"PYTHONPATH": str(self.folder)}
 
 
 class Native:
-    """llama.cpp, compiled as for this machine, and anew what a defect in a kernel changes."""
+    """llama.cpp, compiled for this machine. A defect in a kernel recompiles only the files that it changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class Native:
 
     @contextlib.contextmanager
     def built_with(self, kernel: Path) -> Iterator[Path]:
-        """The folder of the libraries, with this kernel instead of the one of its name."""
+        """Yields the folder of libraries in which this kernel replaces the kernel of the same name."""
         with self._mutex:
             place = self._tree / source.KERNELS[kernel.name] / kernel.name
             before = place.read_bytes()
@@ -107,7 +107,7 @@ class Native:
 
     @cached_property
     def _tree(self) -> Path:
-        """The source; it is compiled again only where the kernels or patches have changed."""
+        """The patched source. It is unpacked again only if the kernels or patches have changed."""
         wanted = inputs.digest(str(path.relative_to(inputs.ROOT)) for path in source.build_files())
         key = self._folder / "key"
         if not key.exists() or key.read_text() != wanted:
@@ -126,11 +126,11 @@ class Native:
 
     @property
     def _libraries(self) -> Path:
-        """Those of the environment, with the compiled ones instead of theirs."""
+        """A copy of the environment's libraries in which the compiled ones replace those of the same name."""
         package, folder = Path(sysconfig.get_path("platlib"), "llama_cpp"), self._folder / "libraries"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(package / "lib", folder)
-        shutil.copy2(package / MARKER, folder)  # without it tests of the patches are skipped
+        shutil.copy2(package / MARKER, folder)  # without the marker, tests of the patches are skipped
         for library in recipe.libraries(self._folder / "build", ""):
             if (folder / library.name).exists():
                 shutil.copy2(library, folder / library.name)

@@ -1,4 +1,4 @@
-"""Defects of jobs over files, and of columns of tables."""
+"""Defects of jobs over files, and of calls for columns of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make test-devices`: engines on devices without hardware, then tests of the model on two of them.
+"""`make test-devices`: tests engines on simulated devices, then runs tests of the model on two such devices.
 
 python -m tests.devices [arguments of pytest for the tests of the model]
 """

@@ -1,6 +1,6 @@
-"""The RPC backend of ggml as a plug-in: a file of its own, from the source that the build in use was made from.
+"""Builds ggml's RPC backend as a plug-in, a library of its own, from the source of the build in use.
 
-`LLAMABATCH_CACHE` holds it, so that it is compiled once: some 20 s of CPU.
+The plug-in is stored in `LLAMABATCH_CACHE`. Compiling it takes some 20 s of CPU.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FILE = "libggml-rpc.so"
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_RPC=ON", "-DGGML_CPU=OFF",
     *(f"-DLLAMA_BUILD_{name}=OFF" for name in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")),
-    # names of libraries as `make setup` gives them, whose recipe begins at llama-cpp-python's own project
+    # gives the libraries the same names as `make setup`, which builds from llama-cpp-python's own CMake project
     f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={recipe.OWN_NAMES}", "-DLLAMABATCH_PREFIX=",
 )  # fmt: skip
 
 
 def backend() -> Path:
-    """The plug-in, from the cache or else built now.
+    """Returns the path of the plug-in, and builds it if the cache lacks it.
 
     Raises:
-        SetupFailure: it cannot be built, or does not fit the build in use; with the reason.
+        SetupFailure: the plug-in cannot be built, or does not fit the build in use. The message has the reason.
     """
     try:
         build = choose().build

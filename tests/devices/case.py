@@ -1,10 +1,15 @@
 """A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
 
-SETTINGS is a JSON list of options of an LLM, each with "prompts" (default: 24; 0: a load alone); for each it writes a
-line of JSON: the greedy texts, the log probabilities of their tokens, the texts without these, the plan, what llama.cpp
-says it reserved, in bytes, by device and kind, how many calls had a device's likeliest tokens alone, how many had whole
-rows, how many computed the last graph again, and what is_ragged was of the contexts of this process; or the error. With
-"lengths" among the options as many requests are made instead, each of so many tokens, and their steps are counted.
+SETTINGS is a JSON list of options of an LLM. "prompts" among the options is the number of prompts (default: 24; 0: the
+model is only loaded). For each entry, the program writes a line of JSON: the error, or
+
+- the greedy texts with log probabilities of their tokens, the texts of a run without log probabilities, and the plan;
+- the bytes that llama.cpp says it reserved, by device and kind;
+- how many calls returned only a device's likeliest tokens, how many returned whole rows, and how many reused the last
+  graph;
+- the values of is_ragged of the contexts in this process.
+
+"lengths" among the options makes one request for each length instead, and counts the steps.
 """
 
 from __future__ import annotations
@@ -82,7 +87,8 @@ def run(options: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     base = {"model": "tiny", "n_slots": 8, "n_ctx": 256, "n_threads": 1, "profile": False}
     number = options.pop("prompts", PROMPTS)
     with LLM(**{**base, **options}) as llm:
-        made = list(lines)  # a change between whole rows and a device's tokens reserves anew, and says so
+        # A copy: llama.cpp reserves and logs again when it changes between whole rows and a device's tokens.
+        made = list(lines)
         if lengths is not None:
             params = [replace(_GREEDY, max_tokens=length, ignore_eos=True) for length in lengths]
             outputs = llm.generate([f"Number {n}:" for n in range(len(lengths))], params, progress=False)

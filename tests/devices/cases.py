@@ -1,4 +1,4 @@
-"""Runs tests/devices/case.py as a program of its own: each environment has its devices from the start."""
+"""Runs tests/devices/case.py as a program, since a process chooses its devices from the environment at its start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from llamabatch.utils.subprogram import command
 
 
 def cases(environment: Mapping[str, str], settings: Sequence[object], timeout_s: float) -> list[dict[str, Any]]:
-    """What the program says of each of the settings. Fails with the end of its errors if it does."""
+    """Returns the program's findings for each setting. If the program fails, the test fails with the end of its
+    stderr."""
     done = subprocess.run(
         command("tests.devices.case", json.dumps(settings)), env=dict(environment), capture_output=True, text=True,
         timeout=timeout_s, check=False,

@@ -1,4 +1,4 @@
-"""Devices without hardware: RPC servers of llama.cpp on loopback, each with devices that compute on the CPU."""
+"""Simulated devices: RPC servers of llama.cpp on loopback, each with devices that compute on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WHOLE = "LLAMABATCH_TEST_DEVICES"
 
 @contextlib.contextmanager
 def devices(number: int) -> Iterator[dict[str, str]]:
-    """Environment variables with which a program has this many devices. Raises SetupFailure."""
+    """Starts a server of this many devices, and yields the variables with which a program uses them. Raises
+    SetupFailure."""
     plugin = {BACKEND_VARIABLE: str(backend()), SERVERS_VARIABLE: ""}
     start = command("tests.devices.server", str(number))
     server = subprocess.Popen(start, env={**os.environ, **plugin}, stdout=subprocess.PIPE, text=True)
@@ -29,7 +30,7 @@ def devices(number: int) -> Iterator[dict[str, str]]:
         assert server.stdout is not None
         port = server.stdout.readline().strip()
         assert port, f"the server of {number} devices ended with {server.wait()}"
-        # ggml-rpc keeps the last graph of a device, not of a context: two contexts would compute each other's
+        # ggml-rpc stores the last graph of a device, not of a context: two contexts would compute each other's graphs
         yield {**plugin, SERVERS_VARIABLE: f"127.0.0.1:{port}", "LLAMA_GRAPH_REUSE_DISABLE": "1"}
     finally:
         server.kill()
@@ -39,9 +40,10 @@ def devices(number: int) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def run():
-    """Runs tests/devices/case.py on N devices; returns a dictionary for each of the settings. 0: the CPU alone.
+    """A function that runs tests/devices/case.py on N devices (0: the CPU alone), and returns a dictionary for each
+    setting.
 
-    `reuse`: llama.cpp may compute its last graph again, which on RPC devices takes one context at a time.
+    `reuse`: llama.cpp may reuse its last graph. On RPC devices, this is correct only for one context at a time.
     """
     with contextlib.ExitStack() as stack:
         known: dict[int, dict[str, str]] = {0: {}}
@@ -60,7 +62,7 @@ def run():
 
 @pytest.fixture(scope="session")
 def on_cpu(run):
-    """The texts without any device."""
+    """The texts of an engine on the CPU alone."""
     [found] = run(0, {})
     return found["texts"]
 

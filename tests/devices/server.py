@@ -1,7 +1,7 @@
 """An RPC server of CPU devices on loopback: python -m tests.devices.server N_DEVICES
 
-It writes its port once it listens. One server of llama.cpp serves one client at a time, so each connection gets a
-process of its own, and its devices' memory with it.
+It writes its port once it listens. A server of llama.cpp serves one client at a time, so each connection gets a process
+of its own. The memory of its devices ends with this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def starter(n_devices: int):
-    """A function that serves at host:port for ever, with this many devices that compute on the CPU with one thread."""
+    """Returns a function that serves at host:port for ever, with this many devices, each of one CPU thread."""
     lib = library.load().llama_cpp._lib
     pointer = ctypes.c_void_p
     cpu = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(("ggml_backend_dev_by_type", lib))(0)

@@ -1,4 +1,4 @@
-"""Engines on devices that are not the CPU: the same texts, wherever the layers lie."""
+"""Engines on devices other than the CPU give the same texts, whichever device computes a layer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CACHES = [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}]
 
 
 def same(found, wanted):
-    """Texts are equal; one of 24 may part where the model was undecided (docs/compare.md)."""
+    """Checks that the texts are equal. One of 24 may part where the model was undecided (docs/compare.md)."""
     assert found["errors"] == []
     assert sum(one != other for one, other in zip(found["texts"], wanted, strict=True)) <= 1
 
 
 def test_log_probabilities_are_those_of_the_cpu_to_the_last_bit(run):
-    """A device whose kernels are the CPU's gives its floats, whatever the types of the cache."""
+    """A device with the CPU's kernels gives the CPU's floats, whatever the types of the KV cache."""
     on_cpu = run(0, *({**options, **PLAIN} for options in CACHES))
     on_device = run(2, *CACHES)
     for options, here, there in zip(CACHES, on_cpu, on_device, strict=True):
@@ -51,7 +51,7 @@ def test_layers_on_two_devices(run, on_cpu):
 
 
 def test_rows_of_any_slots_share_a_pass_on_the_cpu_alone(run):
-    """A device does not know an attention whose rows name their streams; it would compute another one."""
+    """A device ignores the streams that rows of a ragged attention name, and would compute something else."""
     on_two, only_the_pass, alone = run(2, {}, {"n_gpu_layers": 0}, {"devices": "none"})
     assert on_two["ragged"] == only_the_pass["ragged"] == [False]
     assert alone["ragged"] == [True]
@@ -59,7 +59,7 @@ def test_rows_of_any_slots_share_a_pass_on_the_cpu_alone(run):
 
 def test_the_device_of_the_output_finds_the_likeliest_tokens(run):
     found, off, here = run(2, {}, {"device_sampling": "off"}, {"n_gpu_layers": 0})
-    assert min(found["top"], found["whole"]) > 0  # without logprobs, and with them
+    assert min(found["top"], found["whole"]) > 0  # "top" rows without logprobs, "whole" rows with them
     assert "returns 65 tokens of a row" in found["reasons"]["device_sampling"]
     assert off["top"] == here["top"] == 0
     assert found["bare_texts"] == off["bare_texts"]
@@ -67,7 +67,8 @@ def test_the_device_of_the_output_finds_the_likeliest_tokens(run):
 
 @pytest.mark.parametrize("sampling", ["off", "on"])
 def test_with_the_row_ladder_more_steps_compute_the_last_graph_again(run, sampling):
-    """Eight requests of unequal lengths in eight slots: each end changes the shape of a step, or is a dummy row."""
+    """Eight requests of unequal lengths in eight slots. Without the ladder, each end of a request changes the shape of
+    the steps; with it, a dummy row takes the place of the request."""
     lengths = [8 + 5 * number for number in range(8)]
     base = {"lengths": lengths, "device_sampling": sampling}
     off, on = run(2, {**base, "row_ladder": "off"}, {**base, "row_ladder": "on"}, reuse=True)
@@ -133,4 +134,4 @@ def test_multi_instance_has_a_device_each(run, on_cpu):
         same(found, on_cpu)
         assert len(found["pids"]) == 3
         [need] = found["memory"]["gpus"]
-        assert need["weights"] > 0  # of the whole model
+        assert need["weights"] > 0  # bytes of the whole model, on one device

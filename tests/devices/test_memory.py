@@ -1,4 +1,4 @@
-"""The memory that the plan predicts on devices, against what llama.cpp says that it reserves there."""
+"""Compares the memory that the plan predicts for devices with the memory that llama.cpp says it reserves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = [
 
 
 def compared(found):
-    """What was predicted, and what was reserved, on each GPU."""
+    """Yields a name, the predicted bytes and the reserved bytes for each GPU, in all and by kind."""
     names = found["names"]
     for number, name in enumerate(names):
         need, there = found["memory"]["gpus"][number], found["reserved"].get(name, {})
@@ -39,7 +39,7 @@ def compared(found):
 
 
 def differing(found):
-    """What is off by more than a tenth."""
+    """Returns a line for each prediction that is off by more than a tenth."""
     assert found["memory"]["gpus"]
     return [
         f"{what}: {predicted / MIB:.2f} of {reserved / MIB:.2f} MiB"

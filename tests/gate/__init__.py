@@ -1,1 +1,1 @@
-"""What `make test` runs, and how: the tests that are not slow, on a worker for each core."""
+"""The gate: `make test` runs the tests that are not slow, with one worker for each core."""

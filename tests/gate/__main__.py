@@ -1,4 +1,4 @@
-"""The gate's tests, for `make test`. Arguments are options of pytest."""
+"""Runs the gate's tests, for `make test`. Arguments are options of pytest."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""The marker `slow`: the tests that slow.txt names, which wait for `make test-all`.
+"""The marker `slow`: tests that slow.txt names run only in `make test-all`.
 
-A line has the measured seconds and the name of a test; a name without brackets stands for all cases of a function.
-`make test-seconds` writes the file. A test of the marker `guard` alone guards a promise: it runs in the gate although
+A line has the measured seconds and the name of a test. A name without brackets means all cases of a function.
+`make test-seconds` writes the file. The marker `guard` is for the only test of a promise: it runs in the gate even if
 it is slow.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).with_name("slow.txt")
-SLOW_S = 0.5  # what takes longer is written into the file
-LIMIT_S = 1.0  # what takes longer and is not in the file fails `make test-all`
-YARDSTICK_S = 0.0087  # what `yardstick_s` is on the machine for which these seconds are
+SLOW_S = 0.5  # a test that takes longer is written into the file
+LIMIT_S = 1.0  # a test that takes longer and is not in the file fails `make test-all`
+YARDSTICK_S = 0.0087  # result of `yardstick_s` on the machine where the seconds of the file were measured
 
 
 @cache
@@ -27,7 +27,7 @@ def slow() -> frozenset[str]:
 
 
 def function_of(nodeid: str) -> str:
-    """The name of a test without the case in brackets."""
+    """Returns the name of a test without the case in brackets."""
     return nodeid.partition("[")[0]
 
 
@@ -42,7 +42,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def yardstick_s() -> float:
-    """Seconds of the same work on any machine: the shortest of several."""
+    """Returns the seconds that a fixed amount of work takes on this machine: the shortest of several runs."""
     seconds = []
     for _ in range(7):
         start = time.perf_counter()

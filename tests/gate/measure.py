@@ -1,6 +1,6 @@
-"""`make test-seconds`: measures the tests of files and folders, and writes which are slow into slow.txt.
+"""`make test-seconds`: measures the tests of files and folders, and writes the slow ones into slow.txt.
 
-Each worker has a core, as in the gate. Run it on a quiet machine.
+Each worker has a core of its own, as in the gate. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HEAD = """\
 
 
 def slow_lines(seconds: dict[str, float], known: Iterable[str]) -> list[str]:
-    """The lines of the file, with the ones of `known` whose tests were not measured.
+    """Returns the new lines of the file. Lines of `known` stay if their tests were not measured.
 
     Args:
-        seconds: of each test that was measured.
-        known: the lines of the file before.
+        seconds: the seconds of each measured test, by its id.
+        known: the old lines of the file.
     """
     cases = defaultdict(dict)
     for nodeid, took in seconds.items():

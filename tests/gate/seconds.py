@@ -1,7 +1,7 @@
 """A plugin of pytest that measures the seconds of each test: `-p tests.gate.seconds --seconds FILE`.
 
-A test has the seconds of its call and of its own fixtures. A fixture that it shares with others counts for none of
-them: it would count for whichever runs first.
+The time of a test includes its own fixtures. A fixture that several tests share counts for none of them, because
+otherwise it would count for the test that happens to run first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Measure:
             item.stash[_spent] += call.duration - shared_s
         else:
             item.stash[_spent] += 0.0 if item.stash[_is_last] else call.duration
-            if item.get_closest_marker("guard") is None:  # it runs in the gate, however long it takes
+            if item.get_closest_marker("guard") is None:  # a guard runs in the gate, however long it takes
                 item.user_properties.append((KEY, item.stash[_spent]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,8 +1,8 @@
-"""Runs a test that fails up to twice more, and names the ones that then pass: they are unsteady, and fail nothing.
+"""Runs a failed test up to twice more. A test that then passes is reported as unsteady, and does not fail the run.
 
-`make test` alone loads this plugin (`-p tests.gate.unsteady`), so that no change is refused for a test that fails once
-in ten thousand runs. A timeout is never run again, nor a test that compares bits or ends its worker:
-these are defects the first time. More than MOST_UNSTEADY unsteady tests in one run fail it.
+Only `make test` loads this plugin (`-p tests.gate.unsteady`), so that no change is refused for a test that fails once
+in ten thousand runs. A test is not run again if it timed out, compares bits, or ended its worker: one such failure is a
+defect. More than MOST_UNSTEADY unsteady tests fail the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXACT = (  # modules whose tests compare bits, or run the kernels' own checks
 def pytest_configure(config: pytest.Config) -> None:
     config.option.reruns = RERUNS
     config.option.rerun_except = NEVER
-    # A worker tells pytest-rerunfailures of each test in two packets; TCP would wait 40 ms before it sends the second.
+    # A worker sends pytest-rerunfailures two packets for each test. Without TCP_NODELAY, the second would wait 40 ms.
     to_controller = getattr(getattr(config, "failures_db", None), "sock", None)
     if to_controller is not None:
         to_controller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _unsteady(config: pytest.Config) -> list[str]:
-    reporter = config.pluginmanager.get_plugin("terminalreporter")  # a worker has none
+    reporter = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker
     stats = reporter.stats if reporter else {}
     failed = {report.nodeid for key in ("failed", "error") for report in stats.get(key, ())}
     return sorted({report.nodeid for report in stats.get("rerun", ())} - failed)

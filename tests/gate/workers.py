@@ -1,6 +1,6 @@
-"""A worker of pytest-xdist has a core of its own, and so have the engines and programs of its tests.
+"""Gives each worker of pytest-xdist a core of its own. The engines and programs of its tests share this core.
 
-`-p tests.gate.workers -n auto --dist loadfile`: as many workers as there are cores.
+`-p tests.gate.workers -n auto --dist loadfile` starts as many workers as there are cores, up to MOST.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-MOST = 8  # each takes some seconds and 300 MB to collect all tests
+MOST = 8  # most workers: each needs some seconds and 300 MB to collect all tests
 
 
 def _cores() -> list[int]:
@@ -24,11 +24,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.option.maxworkerrestart = 0  # a worker that dies has met a defect
+    config.option.maxworkerrestart = 0  # a worker dies only of a defect, so it is not replaced
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = _cores()
         os.sched_setaffinity(0, {cores[int(worker["workerid"].removeprefix("gw")) % len(cores)]})
-        # Linux shares a core out by sessions first. Beside a session that was busy on two cores, that of an engine had
-        # 1 % of its core (6.18); a worker with a session of its own is busy on one.
+        # Linux first divides a core among sessions. An engine got only 1 % of its core beside a session that was busy
+        # on two cores (Linux 6.18). With a session of its own, a worker is busy on one core only.
         os.setsid()

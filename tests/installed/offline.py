@@ -1,4 +1,4 @@
-"""The packages of this environment as wheels again, so that another one can be made of them without an index."""
+"""Packs the installed packages into wheels again, to make another environment without a package index."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ _OF_THIS_INSTALLATION = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
 def needed_by(requirements: list[str], ours: frozenset[str]) -> list[Distribution]:
-    """The installed distributions that these requirements need, with theirs, but for `ours`."""
+    """Returns the installed distributions that these requirements need, directly or indirectly, except `ours`."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(text) for text in requirements]
     seen = set()
@@ -36,7 +36,8 @@ def needed_by(requirements: list[str], ours: frozenset[str]) -> list[Distributio
 
 
 def repack(known: Distribution, folder: Path) -> Path:
-    """A wheel of an installed distribution, not compressed. Programs are left out: pip makes them of entry points."""
+    """Packs an installed distribution into an uncompressed wheel. Returns its path. Scripts are left out, because pip
+    makes them from the entry points."""
     tags = [tag.split("-") for tag in Parser().parsestr(known.read_text("WHEEL") or "").get_all("Tag") or ()]
     tag = "-".join(".".join(sorted(set(parts))) for parts in zip(*tags, strict=True))
     name = canonicalize_name(known.metadata["Name"]).replace("-", "_")

@@ -1,9 +1,9 @@
-"""The last stage of `make test`: the package as a stranger has it.
+"""The last stage of `make test`: tests the package as a user installs it.
 
-The wheel is built as pip builds it from the source package, and installed without the network and its dependencies
-into an environment of its own, which sees those of the test environment but neither the checkout nor the llamabatch
-there. Each command of README.md and docs/ then runs from an empty folder of an awkward name, with caches and a home of
-its own, on relative paths, shortened as COMMANDS says. A sample of the model tests follows.
+The wheel is built from the source package, as pip builds it. It is installed without the network into an environment of
+its own, with wheels of the test environment's packages. This environment sees neither the checkout nor its llamabatch.
+Then each command of README.md and docs/ runs on relative paths in a folder with an awkward name, with caches and a home
+of its own. COMMANDS has a short form of each command. A sample of the model tests follows.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from tests.installed import offline
 from tests.sounds import write_tone
 
 CHECKOUT = Path(__file__).parents[2]
-# make test-agents runs the commands of docs/agents.md, which are those of other programs
+# docs/agents.md has commands of other programs; make test-agents runs them
 PAGES = [CHECKOUT / "README.md", *sorted(set((CHECKOUT / "docs").glob("*.md")) - {CHECKOUT / "docs" / "agents.md"})]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
 EXTRAS = "tools,hub,images,sounds,parquet,zstd,metrics,columns,gpu,server"
 OF_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")  # for the sample of model tests
 OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
 PROGRAMS = ("sh", "cat", "head", "uname", "env", "timeout", "seq", "sleep", "curl", "grep")
-SECONDS = 120  # for one command, on a machine that is busy
+SECONDS = 120  # for one command, on a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,13 @@ REVIEWS = (
     '--prompt "Classify this review: {{ text }}" --keep all --id-column id --answer said --json-schema '
     """'{"type": "object", "properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
 )
-# a server that is told to end once it answers, as by a service manager; it ends with 0
+# starts a server, and sends SIGTERM once it answers, as a service manager does; the server ends with 0
 SERVED = (
     "timeout 120 llamabatch serve --port 0 {} > serve.log 2>&1 & server=$!; "
     "for i in $(seq 500); do grep -q 'served at' serve.log && break; sleep 0.2; done; "
     "kill $server; wait $server; code=$?; cat serve.log; exit $code"
 )
-# a server that is asked once it is ready: options of the command, and of curl
+# starts a server, and sends it a request once it is ready; the fields are options of the command, and of curl
 ASKED = (
     "timeout 60 llamabatch serve {} --port 0 -n 8 > serve.log 2>&1 & server=$!; "
     "for i in $(seq 200); do url=$(grep -o 'http://127.0.0.1:[0-9]*' serve.log | head -1); "
@@ -81,7 +81,7 @@ _CODER = (
 )
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 
-# every command of ours in README.md and docs/: a new one that is not here fails test_the_table_has_every_command
+# Every llamabatch command of README.md and docs/. test_the_table_has_every_command fails if one is missing.
 QUESTIONS = r"printf 'What is the capital of France?\nWhat is 7 plus 5?\n' > questions.txt"
 COMMANDS = {
     'llamabatch generate -m model.gguf --chat "Why is the sky blue?"': Short(
@@ -274,12 +274,12 @@ FILES = {
     "prompts.jsonl": '{"prompt": "Once upon a time"}\n',
     "in.jsonl": '{"prompt": "Once", "max_tokens": 4}\n',
 }
-OF_THE_CHECKOUT = ("make", "git", "pip", "python", "kill", "cat")  # what stands before there is an installation
+OF_THE_CHECKOUT = ("make", "git", "pip", "python", "kill", "cat")  # commands that the checkout needs
 _STARTERS = ("llamabatch", "echo", "printf", *OF_THE_CHECKOUT)
 
 
 def commands():
-    """The commands of all pages: lines of blocks for a shell, and whole commands in a sentence."""
+    """Returns the commands of all pages: lines of shell blocks, and whole commands in sentences."""
     found = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -297,7 +297,7 @@ def commands():
 
 
 def _plain(line):
-    """A command without its comment, the prompt of a shell, and more blanks than needed."""
+    """Removes the comment, the shell's prompt and needless blanks from a command."""
     line = re.sub(r"\s#\s.*$", "", line.strip())
     return re.sub(r"\s+", " ", line.removeprefix("$ ")).strip()
 
@@ -326,14 +326,14 @@ def test_what_make_and_pip_are_told_is_there(stranger):
 
 
 class Stranger:
-    """A user with the installed wheel, and nothing else of ours."""
+    """A user who has installed the wheel, and has no checkout."""
 
     def __init__(self, home: Path, environment: Path, source: Path) -> None:
         self.home, self.environment, self.source = home, environment, source
         self.python = environment / "bin" / "python"
 
     def run(self, *command, folder, timeout=SECONDS):
-        """In a folder, with caches of its own."""
+        """Runs a command in a folder, with a home and a cache beside this folder."""
         given = variables(self.home, self.environment)
         given |= {"HOME": str(folder.parent / "home"), "LLAMABATCH_CACHE": str(folder.parent / "cache")}
         return subprocess.run(
@@ -347,7 +347,7 @@ class Stranger:
 
 
 def variables(home, environment):
-    """An environment whose PATH has a shell and little else: no compiler, no git."""
+    """Returns environment variables whose PATH has a shell and few other programs: no compiler, no git."""
     programs = home / "programs"
     if not programs.is_dir():
         programs.mkdir()
@@ -360,7 +360,7 @@ def variables(home, environment):
 
 
 def done(*command, **more):
-    """Runs a command that must succeed; its output."""
+    """Runs a command that must succeed, and returns its output."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, **more)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
@@ -368,7 +368,8 @@ def done(*command, **more):
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory):
-    """Both wheels, made from the source package, in an environment of their own: no index, no compiler, no checkout."""
+    """Makes both wheels from the source package, and installs them into an environment of their own, without an index,
+    a compiler or the checkout."""
     home = tmp_path_factory.mktemp("stranger")
     build = "import os, sys; from hatchling.build import build_sdist; os.chdir(sys.argv[1]); build_sdist(sys.argv[2])"
     done(sys.executable, "-c", build, str(CHECKOUT), str(home))
@@ -377,7 +378,7 @@ def stranger(tmp_path_factory):
         archive.extractall(home, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     source_folder = home / packed.name.removesuffix(".tar.gz")
     wheels = home / "wheels"
-    # one CPU variant, the build of `make setup`: others take minutes
+    # only the CPU variant of `make setup`, because other variants take minutes to build
     make = ("-m", "native_patches.wheels", "--variants", "native", "--out", str(wheels))
     done(sys.executable, *make, cwd=home, env={**os.environ, "PYTHONPATH": str(source_folder)})
     for known in offline.needed_by([f"llamabatch[{EXTRAS}]", *OF_TESTS, *binding.NEEDED_PACKAGES], OURS):
@@ -387,13 +388,13 @@ def stranger(tmp_path_factory):
     pip = ("-m", "pip", "--disable-pip-version-check", "--no-input")
     install = ("install", "--no-index", "--no-compile", "--find-links", str(wheels), f"llamabatch[{EXTRAS}]", *OF_TESTS)
     done(str(environment / "bin" / "python"), *pip, *install, env=variables(home, environment))
-    shutil.rmtree(wheels)  # they are large, and pytest keeps the folders of several runs
+    shutil.rmtree(wheels)  # the wheels are large, and pytest keeps the folders of several runs
     return Stranger(home, environment, source_folder)
 
 
 @pytest.fixture
 def folder(tmp_path, stranger):
-    """The working folder: it holds a model that no cache knows, and the inputs of the commands."""
+    """The working folder. It contains a model that no cache knows, and the inputs of the commands."""
     (tmp_path / "home").mkdir()
     folder = tmp_path / "my prömpts"
     folder.mkdir()
@@ -468,7 +469,8 @@ def test_a_command(stranger, folder, short):
 
 
 def test_a_sample_of_the_model_tests(stranger, tmp_path):
-    """With the tests of the source package, which has them, away from its llamabatch."""
+    """Copies the tests out of the source package, so that they import the installed llamabatch and not that beside
+    them."""
     room, empty = tmp_path / "room", tmp_path / "empty"
     shutil.copytree(stranger.source, room, ignore=shutil.ignore_patterns("llamabatch", "PKG-INFO"))
     empty.mkdir()

@@ -8,7 +8,7 @@ ENDINGS = (" Tom", " Lily and her friend Ben", " the big red ball")
 
 
 def questions(n: int = 12) -> list[dict]:
-    """Questions with three endings each, of tokens that differ in number."""
+    """Returns questions, each with three endings of different numbers of tokens."""
     return [
         {"q": f"Once upon a time there was a {WHO[i % 6]} with a {WHO[(i * 5 + 1) % 6]} named", "gold": i % 3}
         for i in range(n)
@@ -16,7 +16,8 @@ def questions(n: int = 12) -> list[dict]:
 
 
 def write_tasks(folder: Path, n: int = 12) -> Path:
-    """The tasks local_choice, local_text and local_roll, with n questions, in a folder for --include-path."""
+    """Writes the tasks local_choice, local_text and local_roll, with n questions, for --include-path. Returns
+    `folder`."""
     data = folder / "questions.jsonl"
     data.write_text("".join(json.dumps(each | {"endings": ENDINGS}) + "\n" for each in questions(n)))
     common = {"dataset_path": "json", "dataset_kwargs": {"data_files": str(data)}, "test_split": "train"}

@@ -1,4 +1,4 @@
-"""deploy/ against the schemas of Kubernetes, and the Dockerfile against hadolint, where these are installed."""
+"""Checks deploy/ with the schemas of Kubernetes, and the Dockerfile with hadolint, if these are installed."""
 
 import importlib.metadata
 import inspect
@@ -13,7 +13,7 @@ import pytest
 
 from tests.manifests import DEPLOY, FOLDERS, documents, rendered, yaml
 
-FOREIGN = ("monitoring.coreos.com/", "ray.io/")  # of the Prometheus operator and KubeRay: they have no schema there
+FOREIGN = ("monitoring.coreos.com/", "ray.io/")  # these objects have no schema in Kubernetes
 
 
 def check(document):
@@ -37,13 +37,13 @@ def test_kustomize_makes_what_the_tests_take_for_its_work(name):
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     made = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(told.stdout)}
     expected = rendered(name)
-    for each in (*made.values(), *expected.values()):  # kustomizations give all objects a label
+    for each in (*made.values(), *expected.values()):  # kustomize adds a label to all objects, rendered() does not
         each["metadata"].pop("labels", None)
     assert made == expected
 
 
 def pods_of_ray(made):
-    """The pod templates of a RayJob or a RayService, as pods."""
+    """Yields the pod templates of a RayJob or a RayService, as pods."""
     cluster = made["spec"].get("rayClusterSpec") or made["spec"]["rayClusterConfig"]
     templates = [cluster["headGroupSpec"]["template"], *(each["template"] for each in cluster["workerGroupSpecs"])]
     for number, each in enumerate(templates):
@@ -62,7 +62,7 @@ def test_the_pods_of_ray_have_the_schema():
 
 
 def test_the_objects_of_ray_have_the_schema_of_kuberay():
-    """LLAMABATCH_KUBERAY is a folder of KubeRay's CRDs: helm-chart/kuberay-operator/crds of its repository."""
+    """LLAMABATCH_KUBERAY names the folder helm-chart/kuberay-operator/crds of KubeRay's repository."""
     folder = os.environ.get("LLAMABATCH_KUBERAY")
     if not folder:
         pytest.skip("LLAMABATCH_KUBERAY names no folder of KubeRay's CRDs")
@@ -75,7 +75,7 @@ def test_the_objects_of_ray_have_the_schema_of_kuberay():
 
 
 def closed(schema):
-    """Refuses fields that the schema does not name, as `kubectl apply` with strict validation does."""
+    """Changes a schema so that it refuses unknown fields, as `kubectl apply` with strict validation does."""
     if isinstance(schema, dict):
         if "properties" in schema and schema.get("type") == "object" and "apiVersion" not in schema["properties"]:
             schema.setdefault("additionalProperties", False)
@@ -124,7 +124,7 @@ def test_prometheus_reads_the_alerts(tmp_path):
 
 
 def test_prometheus_reads_the_queries_of_the_dashboard(tmp_path):
-    """As rules, with values in place of Grafana's variables."""
+    """The queries are checked as rules, with values in place of Grafana's variables."""
     config = rendered("monitoring")["ConfigMap/llamabatch-dashboard"]
     panels = json.loads(config["data"]["dashboard.json"])["panels"]
     queries = [each["expr"].replace("$__rate_interval", "5m") for panel in panels for each in panel["targets"]]

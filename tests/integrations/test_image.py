@@ -1,7 +1,7 @@
-"""The image of deploy/Dockerfile, built by buildah and run as a numeric user with a read-only root.
+"""Builds the image of deploy/Dockerfile with buildah, and runs it as a numeric user with a read-only root.
 
-No registry is asked: the base is Debian's Python, from debootstrap, and the wheels are those of this environment. It
-needs root, for mounts, in a mount namespace of its own.
+No registry is asked: the base is Debian's Python, from debootstrap, and the wheels come from this environment. The test
+needs root, because it mounts folders in a mount namespace of its own.
 """
 
 import os
@@ -29,7 +29,7 @@ pytestmark = [
         reason="needs buildah, debootstrap and root",
     ),
 ]
-# libgomp1: of a wheel for this CPU alone; those of `make wheels` do without
+# libgomp1: the wheel of this test, for this CPU alone, needs it; wheels of `make wheels` do not
 PACKAGES = "python3,python3-venv,python3-pip,libgomp1"
 EXTRAS = ("server", "zstd")
 INSIDE = r"""
@@ -66,7 +66,7 @@ export JOB_COMPLETION_INDEX=1 SHARDS=2 LLAMABATCH_N_SLOTS=2
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """The root of a container of the image, and what its Dockerfile says of environment and user."""
+    """Yields the root folder of a container of the image, and the environment and user of the Dockerfile."""
     home = tmp_path_factory.mktemp("image")
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", home / "base")
     wheels = home / "wheels"

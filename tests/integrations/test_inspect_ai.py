@@ -1,4 +1,4 @@
-"""Inspect AI over llamabatch: a task of its own through the entry point, and the fields of requests and answers."""
+"""Inspect AI with llamabatch: one of its tasks through the entry point, and the fields of requests and answers."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from llamabatch.errors import ConfigError, EngineClosedError, PromptError, Sampl
 from llamabatch.integrations.inspect_ai import LlamaBatchAPI
 from llamabatch.testing import FakeLLM
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of Inspect
+pytestmark = pytest.mark.filterwarnings("default")  # Inspect itself warns
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
 ADD = ToolInfo(
@@ -46,7 +46,7 @@ def llm():
 
 
 def ask(llm, messages="Hello", tools=(), tool_choice="auto", **config):
-    """The output of one request."""
+    """Sends one request, and returns its output."""
     api = LlamaBatchAPI("given", llm=llm)
     if isinstance(messages, str):
         messages = [ChatMessageUser(content=messages)]

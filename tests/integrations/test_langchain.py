@@ -1,4 +1,4 @@
-"""LangChain over llamabatch: its own standard tests, on the bundled model, and on a FakeLLM those that need wit."""
+"""LangChain with llamabatch: its standard tests on the bundled model, and on a FakeLLM if they need a better model."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from llamabatch.errors import ConfigError, EngineClosedError, PromptError, Sampl
 from llamabatch.integrations.langchain import ChatLlamaBatch, LlamaBatchEmbeddings
 from llamabatch.testing import FakeLLM
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of LangChain
+pytestmark = pytest.mark.filterwarnings("default")  # LangChain itself warns
 
 LLM_OF_TESTS = LLM("tiny", n_slots=8)
 TOO_SMALL = "the bundled model is too small for this; TestScripted runs it"
@@ -32,7 +32,7 @@ TOO_SMALL = "the bundled model is too small for this; TestScripted runs it"
 
 class _Chat:
     chat_model_class = ChatLlamaBatch
-    supports_model_override = False  # a model is loaded; another one is another ChatLlamaBatch
+    supports_model_override = False  # each ChatLlamaBatch has one loaded model
     has_tool_calling = True
     has_tool_choice = True
     returns_usage_metadata = True
@@ -41,13 +41,13 @@ class _Chat:
 
 
 class TestUnit(_Chat, ChatModelUnitTests):
-    # of the standard ones, api_key and max_retries have no meaning without a network
+    # without the standard api_key and max_retries, which have no meaning without a network
     standard_chat_model_params: ClassVar = {"temperature": 0, "max_tokens": 100, "timeout": 60, "stop": []}
     chat_model_params: ClassVar = {"llm": LLM_OF_TESTS}
 
 
 class TestBundledModel(_Chat, ChatModelIntegrationTests):
-    has_structured_output = False  # on some CPUs its texts within JSON go on until they are cut; TestScripted has them
+    has_structured_output = False  # on some CPUs this model never ends a text in JSON; TestScripted tests it
 
     @pytest.mark.xfail(reason=TOO_SMALL)
     def test_tool_calling(self, model):
@@ -71,7 +71,7 @@ class TestBundledModel(_Chat, ChatModelIntegrationTests):
 
 
 def witty(request):
-    """What a large model would answer to the standard tests."""
+    """Returns the answer that a large model would give to a request of the standard tests."""
     text = request.text
     if "magic_function_no_args" in text:
         return call("magic_function_no_args")
@@ -121,7 +121,7 @@ class Recorder(BaseCallbackHandler):
 
 
 def counted(llm, monkeypatch):
-    """The number of conversations in each call of LLM.chat."""
+    """Returns a list that gets the number of conversations of each call of LLM.chat."""
     calls, real = [], llm.chat
     monkeypatch.setattr(
         llm, "chat", lambda given, *args, **named: calls.append(len(given)) or real(given, *args, **named)
@@ -319,7 +319,7 @@ def test_a_conversation_is_trimmed_by_its_tokens():
 
 
 def test_an_order_that_the_template_refuses_is_counted(monkeypatch):
-    """As templates of Mistral and Gemma do, which want turns."""
+    """The template refuses messages that are not in turns, as templates of Mistral and Gemma do."""
     llm = FakeLLM()
     strict = (
         "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"

@@ -1,4 +1,4 @@
-"""LiteLLM over llamabatch: its four kinds of calls, tools, vectors, and errors that are its own."""
+"""LiteLLM with llamabatch: its four kinds of calls, tools, vectors, and errors in LiteLLM's classes."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would look for prices on the network
+    patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # without it, the import of litellm downloads prices
     litellm = pytest.importorskip("litellm", reason="needs litellm (make test-scale)")
 
 from llamabatch import LLM
@@ -14,7 +14,7 @@ from llamabatch.errors import ConfigError, QueueFull
 from llamabatch.integrations.litellm import register
 from llamabatch.testing import FakeLLM
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of LiteLLM
+pytestmark = pytest.mark.filterwarnings("default")  # LiteLLM itself warns
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS = [
@@ -37,7 +37,7 @@ def llm():
 
 @pytest.fixture
 def model(llm):
-    """The name of a model over an engine that stays open."""
+    """The name of a model whose engine stays open during a test."""
     register(engines={"open": llm})
     yield "llamabatch/open"
     register().close()
@@ -63,7 +63,8 @@ def test_a_model_is_loaded_by_its_name():
 
 def test_streams_and_coroutines(model):
     chunks = list(litellm.completion(model, QUESTION, stream=True, stream_options={"include_usage": True}, **GREEDY))
-    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]  # none beside the usage
+    # the chunk with the usage has no choices
+    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert "".join(pieces) == "Paris"
     assert chunks[-1].usage.prompt_tokens == 18
 
@@ -115,7 +116,7 @@ def test_a_model_costs_nothing(capsys):
     told = capsys.readouterr()
     found = (answer, litellm.embedding("llamabatch/fake", input=["one"]), litellm.stream_chunk_builder(chunks))
     assert [litellm.completion_cost(each) for each in found] == [0.0] * 3
-    assert answer._hidden_params["response_cost"] == 0.0  # what a proxy of LiteLLM adds up
+    assert answer._hidden_params["response_cost"] == 0.0  # LiteLLM's proxy adds up these costs
     assert told.out + told.err == ""
 
 
@@ -150,7 +151,8 @@ def test_every_option_arrives_and_the_default_timeout_is_none():
 )
 def test_errors_are_those_of_litellm(stream, answer, given, error):
     fake(answers=lambda _: answer)
-    expected = (error, litellm.exceptions.MidStreamFallbackError) if stream else error  # its own around an error of 5xx
+    # LiteLLM wraps a 5xx error in the middle of a stream
+    expected = (error, litellm.exceptions.MidStreamFallbackError) if stream else error
     asked = {"messages": QUESTION, "num_retries": 0, **given}
     with pytest.raises(expected):
         list(litellm.completion("llamabatch/fake", stream=stream, **asked))

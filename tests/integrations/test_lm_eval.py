@@ -1,4 +1,4 @@
-"""lm_eval over llamabatch, beside llama_cpp.Llama: the same sums, in one call of the engine."""
+"""lm_eval with llamabatch gives the same sums as with llama_cpp.Llama, in one call of the engine."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from llamabatch.utils.paths import bundled_model
 from tests.integrations.tasks import ENDINGS, questions, write_tasks
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # those of lm_eval and of what it imports
+    pytest.mark.filterwarnings("default"),  # lm_eval and its imports warn
     pytest.mark.usefixtures("no_hub"),
 ]
 
@@ -49,7 +49,7 @@ def lm(llm):
 
 
 def peer_of(flash_attn):
-    """llama_cpp.Llama, whose default is to compute without flash attention."""
+    """Returns a llama_cpp.Llama. Its own default is to compute without flash attention."""
     llama_cpp = pytest.importorskip("llama_cpp")
     return llama_cpp.Llama(str(bundled_model()), n_ctx=512, logits_all=True, verbose=False, flash_attn=flash_attn)
 
@@ -59,7 +59,7 @@ def asked(kind, *args):
 
 
 def peer_logprobs(peer, tokens):
-    """log softmax of llama_cpp.Llama's own logits behind each token."""
+    """Returns the log softmax of llama_cpp.Llama's logits after each token."""
     peer.reset()
     peer.eval(tokens)
     logits = np.array(peer.scores[: len(tokens)], np.float64)
@@ -67,7 +67,7 @@ def peer_logprobs(peer, tokens):
 
 
 def peer_sum(peer, context, continuation):
-    """The sum over the tokens behind those of the context, and whether each is the likeliest."""
+    """Returns the sum of logprobs of the continuation's tokens, and whether each of these tokens is the likeliest."""
     tokens = peer.tokenize((context + continuation).encode(), special=True)
     first = len(peer.tokenize(context.encode(), special=True))
     if not context:
@@ -118,7 +118,8 @@ def test_sums_over_texts_roll_in_windows():
 
 
 def windows(tokens, n):
-    """Windows of n tokens as lm_eval's guide draws them: each token once, the last one with all the context it can."""
+    """Yields (context, tokens to score) windows as lm_eval's guide draws them. Each token is scored once, and the last
+    window has as much context as fits into n tokens."""
     yield tokens[:1], tokens[1:n]
     done = n
     while done < len(tokens):
@@ -153,7 +154,7 @@ def test_all_requests_of_a_kind_are_one_call(lm, llm, monkeypatch, tmp_path):
         ("as_completed", 12),
         ("score", 1),
         ("score", 6),
-    ]  # of few contexts with many continuations
+    ]  # few contexts, each with many continuations
     assert set(results["results"]) == {"local_choice", "local_text", "local_roll"}
     assert results["config"]["n_slots"] == 32
 
@@ -274,12 +275,13 @@ def test_the_command_prints_a_table_and_writes_what_lm_eval_would(tmp_path, monk
 
 
 def test_the_command_shows_no_bars_of_others_and_nothing_of_git(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)  # which is in no repository
+    monkeypatch.chdir(tmp_path)  # tmp_path is in no git repository
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     write_tasks(tmp_path)
     task = json.loads((tmp_path / "local_choice.yaml").read_text())
     median = {"task": "local_median", "metric_list": [task["metric_list"][0] | {"aggregation": "median"}]}
-    (tmp_path / "local_median.yaml").write_text(json.dumps(task | median))  # whose error lm_eval bootstraps
+    # lm_eval computes the error of a median by bootstrap
+    (tmp_path / "local_median.yaml").write_text(json.dumps(task | median))
     tasks = "local_choice,local_text,local_roll,local_median"
     done = command("--tasks", tasks, "--include-path", tmp_path, "--limit", 3, "--json", "-")
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""The pages and examples of other people's frameworks run where these are installed."""
+"""The pages and examples of other people's frameworks run, if the framework is installed."""
 
 import re
 import shutil
@@ -13,7 +13,8 @@ from tests.model import test_docs, test_examples
 ROOT = Path(__file__).parents[2]
 
 
-CLUSTERS = {"Dask": "dask.dataframe", "Spark": "pyspark", "Daft": "daft"}  # sections of clusters.md, each alone
+# a section of clusters.md -> the module that it needs; each section runs alone
+CLUSTERS = {"Dask": "dask.dataframe", "Spark": "pyspark", "Daft": "daft"}
 
 
 @pytest.mark.parametrize("page", sorted({*test_docs.NEEDS} - {"clusters.md"}))

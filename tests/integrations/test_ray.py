@@ -1,4 +1,4 @@
-"""Ray Data over llamabatch: the same columns as in one process, two batches at once in an actor, and killed workers."""
+"""Ray Data with llamabatch: the same columns as in one process, two batches at once in an actor, killed workers."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from llamabatch.integrations import ray_cluster
 from llamabatch.integrations.ray import _Actor, generate
 from llamabatch.integrations.ray_cluster import Node, Size
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of Ray
+pytestmark = pytest.mark.filterwarnings("default")  # Ray itself warns
 
 PROMPT = {"prompt": "Once upon {{ what }}", "chat": False, "id": "id"}
 DRAWN = {"max_tokens": 12, "seed": 7, "ignore_eos": True}
@@ -29,7 +29,7 @@ DRAWN = {"max_tokens": 12, "seed": 7, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def cluster():
-    others = set(psutil.Process().children(recursive=True))  # engines that other tests keep, as litellm's
+    others = set(psutil.Process().children(recursive=True))  # engines that other tests left open, for example litellm's
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path, for Ray's sockets
         ray.init(num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, _temp_dir=folder)
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -44,14 +44,14 @@ def rows(n):
 
 
 def alone(given, **options):
-    """The texts of one process, by id."""
+    """Computes the rows in one process. Returns their texts by id."""
     batch = {name: [row[name] for row in given] for name in given[0]}
     with columns.Generate("tiny", DRAWN, **PROMPT, **options) as generate:
         return dict(zip(batch["id"], generate(batch)["generated_text"], strict=True))
 
 
 def pids_of_actors():
-    """Of the processes with an engine's child process below them."""
+    """Returns the pids of Ray's processes that have a child process, the engine."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -83,7 +83,8 @@ def test_a_row_that_cannot_run_has_its_error(cluster):
 
 
 def test_two_batches_run_at_once_in_an_actor(cluster, monkeypatch):
-    """Rows in a decoding step, over the whole dataset: with one batch at a time they dwindle at the end of each."""
+    """Measures the rows per decode step over the whole dataset. With one batch at a time, fewer rows are left at the
+    end of each batch."""
 
     class Watched(_Actor):
         def __call__(self, batch):
@@ -98,7 +99,7 @@ def test_two_batches_run_at_once_in_an_actor(cluster, monkeypatch):
 
     def rows_per_step():
         prompt = {**PROMPT, "prompt": lambda row: f"Once upon a time {row['id']}"}
-        params = {"max_tokens": 64, "seed": 3}  # texts end at different steps
+        params = {"max_tokens": 64, "seed": 3}  # drawn texts end at different steps
         dataset = ray.data.from_pandas(pandas.DataFrame(rows(640)))
         dataset = generate(dataset, "tiny", params, **prompt, n_slots=8, batch_size=32, concurrency=1)
         return max(dataset.take_all(), key=lambda row: row["call"])["rows_per_step"]
@@ -107,7 +108,7 @@ def test_two_batches_run_at_once_in_an_actor(cluster, monkeypatch):
     monkeypatch.setattr(module, "_BATCHES_AT_ONCE", 1)
     one = rows_per_step()
     print(f"rows per step of 8 slots: {one:.2f} with one batch at a time, {two:.2f} with two")
-    assert two > one + 0.4  # 5.4 and 4.4 on two cores
+    assert two > one + 0.4  # on two cores: 5.4 rows per step against 4.4
 
 
 def test_after_kill_9_of_a_worker_each_row_comes_once(cluster):
@@ -165,7 +166,7 @@ def test_the_size_of_a_pool_follows_from_the_plan_and_the_nodes(monkeypatch):
     size = Size.of(nodes, "tiny", {}, None)
     assert size.n_actors == 2
     assert size.options == {"n_slots": 32, "n_ctx": 4096, "n_threads": 8, "n_threads_batch": 8}
-    assert size.resources == {"num_cpus": 7, "memory": 1.5 * GIB}  # a CPU is left to tasks that read and write
+    assert size.resources == {"num_cpus": 7, "memory": 1.5 * GIB}  # one CPU is left for tasks that read and write
     four = Size.of(nodes, "tiny", {"n_slots": 4}, 4)
     assert four.n_actors == 4
     assert four.options == {"n_ctx": 4096, "n_threads": 4, "n_threads_batch": 4}

@@ -1,4 +1,4 @@
-"""`llamabatch run` as shards on Ray: equal to one process, whatever is killed; refusals; no wait without end."""
+"""`llamabatch run` as shards on Ray: its output equals that of one process even after kills, and no wait is endless."""
 
 import csv
 import json
@@ -37,9 +37,9 @@ from llamabatch.jobs.progress import JobSnapshot, Silent
 from llamabatch.jobs.settings import identity
 from tests.long import killed_shards
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of Ray
+pytestmark = pytest.mark.filterwarnings("default")  # Ray itself warns
 
-ENGINE = {"n_threads": 1, "n_slots": 1, "cache_prefix": False}  # texts that depend on their prompts alone
+ENGINE = {"n_threads": 1, "n_slots": 1, "cache_prefix": False}  # with these, a text depends only on its prompt
 
 
 @pytest.mark.parametrize("number", range(killed_shards.QUICK))
@@ -79,7 +79,7 @@ def settings_of(folder, name="out.jsonl", n=20, bad=(), max_tokens=8, **options)
 
 
 def alone(settings, folder):
-    """The bytes of one process."""
+    """Runs the job in one process, and returns the bytes of its output."""
     out = folder / ("alone-" + os.path.basename(settings.output))
     run_alone(replace(settings, output=str(out)))
     return out.read_bytes()
@@ -96,7 +96,7 @@ def test_a_table_with_bad_rows_is_joined_and_failed_rows_are_tried_again(cluster
     assert (again.counts.ok, again.counts.failed, again.counts.done_before) == (0, 2, 18)
     with open(settings.output, newline="") as file:
         assert [row["row"] for row in csv.DictReader(file)] == [str(n) for n in range(20)]
-    complete = ray_jobs.run(settings, "no.such.host:1", 3)  # no cluster is needed to see it
+    complete = ray_jobs.run(settings, "no.such.host:1", 3)  # a complete job is recognised without a cluster
     assert (complete.counts.done_before, complete.exit_code) == (20, 1)
 
 
@@ -155,7 +155,7 @@ def test_a_stop_ends_the_tasks_and_the_same_job_goes_on(cluster, tmp_path):
 
 
 def test_a_task_waits_while_the_one_before_it_lives(cluster, tmp_path):
-    """As one whose node is cut off from Ray: two never write one part."""
+    """A task may still live although its node is cut off from Ray. Two tasks must never write one part."""
     settings, told = settings_of(tmp_path, "out-{shard}.jsonl"), Told()
     code = (
         "import sys, time; from pathlib import Path; from llamabatch.jobs.output.files import Files\n"
@@ -200,7 +200,7 @@ def test_an_error_of_a_shard_ends_the_job_with_it(cluster, tmp_path):
 
 
 def test_no_cluster_at_an_address(tmp_path):
-    ray.shutdown()  # of the tests before
+    ray.shutdown()  # earlier tests may have started it
     with pytest.raises(SetupError, match="connected to no Ray cluster"):
         ray_jobs.run(settings_of(tmp_path), None, 2)
     for address in ("127.0.0.1:1", "nothing", "auto"):
@@ -254,7 +254,7 @@ def test_a_node_that_does_not_share_the_storage_is_named(tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "of another storage"}\n')
     with pytest.raises(SetupError, match=r"node 10\.0\.0\.9 and the driver see different files .*inputs\[0\]"):
         run_shard(task, None)
-    lock.release(remove=False)  # as the system call of another node sees it, where locks hold for one node only
+    lock.release(remove=False)  # another node sees the lock as free, if the file system's locks hold for one node only
     with pytest.raises(SetupError, match="the locks of this file system hold for one node only"):
         check_storage(task)
 

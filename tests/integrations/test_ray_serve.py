@@ -1,4 +1,4 @@
-"""Ray Serve over llamabatch: two replicas behind one address, their router, killed engines and replicas, batches."""
+"""Ray Serve with llamabatch: two replicas behind one address, their router, killed engines and replicas, batches."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from llamabatch.integrations.ray_router import Load, Prefix, PrefixRouter, Prefi
 from llamabatch.integrations.ray_serve import Call, Engines, build, ingress_app
 from llamabatch.server.options import ServerOptions
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of Ray
+pytestmark = pytest.mark.filterwarnings("default")  # Ray itself warns
 
 HEADER = "x-llamabatch-replica"
 NOTHING = Prefix()
@@ -45,7 +45,8 @@ LONG = "There was a king who had three sons, and a fox that spoke. " * 8
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    """`make test-scale` runs this file behind HAProxy, too: for the cluster, not for what this process plays."""
+    """Removes the variable with which `make test-scale` puts HAProxy before the cluster. It must not affect the code
+    that this process runs itself."""
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
 
 
@@ -74,7 +75,7 @@ def client(cluster, tmp_path_factory):
 
 
 def complete(client, prompt, **more):
-    """The text of a completion, its cached tokens, and the replica."""
+    """Asks for a completion. Returns its text, its number of cached tokens, and its replica."""
     raw = client.completions.with_raw_response.create(
         model="tiny", prompt=prompt, temperature=0, **{"max_tokens": 4, **more}
     )
@@ -95,7 +96,7 @@ def stream(client, max_tokens=300, n=1):
 
 
 def replicas():
-    """The processes of replicas that have an engine, by their pids."""
+    """Returns the processes of replicas that have an engine, by pid."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -118,20 +119,20 @@ def two_replicas():
 
 
 def busy():
-    """The most continuations that a replica has in flight."""
+    """Returns the number of continuations in flight in the busiest replica."""
     handle = serve.get_deployment_handle("Engines", "default")
-    if not handle.is_initialized:  # RAY_SERVE_THROUGHPUT_OPTIMIZED=1 would have it on the loop of its caller
+    if not handle.is_initialized:  # RAY_SERVE_THROUGHPUT_OPTIMIZED=1 would run it on the caller's event loop
         handle._init(_run_router_in_separate_loop=True)
     return max(handle.record_routing_stats.remote().result()["in_flight"] for _ in range(6))
 
 
 def generated(client):
-    """The generated tokens of each replica that has answered, by its name."""
+    """Returns the number of generated tokens of each replica in /metrics, by the replica's name."""
     url = str(client.base_url).removesuffix("/v1/")
     answer = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"})
     assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
     families = {each.name: each for each in text_string_to_metric_families(answer.text)}
-    assert len(families) == answer.text.count("# TYPE ")  # each family stands once
+    assert len(families) == answer.text.count("# TYPE ")  # each family is there once
     return {each.labels["replica"]: each.value for each in families["llamabatch:generation_tokens"].samples}
 
 
@@ -142,8 +143,8 @@ def test_openais_client_streamed_and_not(client):
     for chunk in stream(client):
         pieces.append(chunk.choices[0].text)
         times.append(time.perf_counter())
-    assert len(pieces) >= 12  # what fast steps bring goes together: as from `llamabatch serve`
-    assert times[-1] - times[0] > 0.02  # and not at the end
+    assert len(pieces) >= 12  # the outputs of fast steps are sent together, as by `llamabatch serve`
+    assert times[-1] - times[0] > 0.02  # the pieces do not come all together at the end
     text, _, _ = complete(client, "Once upon a time", max_tokens=300, extra_body={"ignore_eos": True})
     assert "".join(pieces) == text
 
@@ -154,7 +155,7 @@ def test_a_beginning_goes_where_it_is_while_that_has_free_slots(client):
     assert {replica for _, _, replica in seen} == {home}
     assert min(cached for _, cached, _ in seen) > 100
     elsewhere, running = [], []
-    for _ in range(2):  # both slots of its home
+    for _ in range(2):  # takes both slots of the prefix's home replica
         raw = client.completions.with_raw_response.create(
             model="tiny", prompt=LONG, max_tokens=300, stream=True, extra_body={"ignore_eos": True}
         )
@@ -175,7 +176,7 @@ def test_a_client_that_leaves_frees_its_slot(client):
     running = stream(client, 480, n=64)
     next(iter(running))
     for each in engines:
-        each.suspend()  # the request is in flight until they continue, on a machine of any speed
+        each.suspend()  # while the engines are paused, the request stays in flight, however fast the machine is
     try:
         assert busy() > 2
         running.close()
@@ -240,7 +241,7 @@ def test_requests_are_answered_after_kill_9_of_their_replica(client):
     for thread in threads:
         thread.start()
     until(lambda: len({replica for _, replica in answers}) == 2, 20)
-    os.kill(next(iter(replicas())), signal.SIGKILL)  # both have requests
+    os.kill(next(iter(replicas())), signal.SIGKILL)  # both replicas have requests
     for thread in threads:
         thread.join()
     assert [text for text, _ in answers] == [expected] * 24
@@ -349,7 +350,7 @@ def test_errors_of_arguments_come_at_once(cluster, tmp_path):
         serve_app(tmp_path / "none.gguf", num_replicas=1)
 
 
-# Without a cluster: the ingress over replicas that are played, the router, the policy.
+# The tests below need no cluster: they test the ingress with fake replicas, the router, and the policy.
 
 
 def asked_of(
@@ -369,7 +370,7 @@ def asked_of(
 
 
 class Response:
-    """Messages of a replica, then an error or the end."""
+    """A fake response of a replica: messages, then an error or the end."""
 
     def __init__(self, messages=(), error=None):
         self.messages, self.error = messages, error
@@ -460,7 +461,7 @@ def test_behind_haproxy_any_caller_needs_a_key(monkeypatch):
     def respond(_):
         return Response([start(), body(b"ok")])
 
-    refused = asked_of(respond)  # HAProxy's own address, as of all
+    refused = asked_of(respond)  # the request comes from HAProxy's address, as all requests do
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "key_needed")
     assert asked_of(respond, no_key=True).status_code == 200
     assert asked_of(respond, api_keys=["a"]).status_code == 401
@@ -476,7 +477,7 @@ def test_a_replica_is_well_until_its_engine_is_gone_for_good():
     replica._serving = SimpleNamespace(state="failed", error="nine deaths")
     with pytest.raises(RuntimeError, match="the engine has ended: nine deaths"):
         replica.check_health()
-    replica._serving = None  # so that its end has nothing to close
+    replica._serving = None  # so that the replica closes nothing at its end
 
 
 def prefix(*texts):
@@ -492,9 +493,9 @@ def test_the_beginnings_of_prompts():
     assert prefix("a" * 1000).lengths == (256, 512, 768, 1000)
     assert prefix("a" * 1000).keys[:3] == prefix("a" * 999).keys[:3]
     assert prefix("a" * 600, "b").keys != prefix("a" * 601).keys
-    assert prefix("short").keys == ()  # computed again sooner than routed
+    assert prefix("short").keys == ()  # computing so short a prompt again is faster than routing by it
     first, second = chat("a" * 300), chat("a" * 300, "b" * 5000, "c")
-    assert first.keys[-1] in second.worth_it()  # however long the answer was
+    assert first.keys[-1] in second.worth_it()  # the length of the answer does not matter
     assert chat("a" * 300, "x" * 5000, "c").keys[-1] not in second.keys
     assert Prefix.of("/v1/completions", b"{") == Prefix.of("/v1/embeddings", b'{"input": "a"}') == Prefix()
     listed = Prefix.of("/v1/completions", json.dumps({"prompt": ["a" * 300, "b"]}).encode())
@@ -526,11 +527,11 @@ def test_the_order_of_replicas():
     loads = {"one": Load(1, 2), "two": Load(0, 2), "three": Load(3, 2)}
     assert order(loads) == ["two", "one", "three"]
     assert order(loads, [{"one"}]) == ["one", "two", "three"]
-    assert order(loads, [{"three"}]) == ["two", "one", "three"]  # no free slot
+    assert order(loads, [{"three"}]) == ["two", "one", "three"]  # its home has no free slot
     assert order(loads, [{"three"}, {"one", "three"}]) == ["one", "two", "three"]
     assert order({"one": Load(8, 32), "two": Load(2, 4)})[0] == "one"
     assert {order({"one": Load(0, 2), "two": Load(0, 2)})[0] for _ in range(100)} == {"one", "two"}
-    assert load_of({}, None, 4) == Load(0, 4)  # it has told nothing yet
+    assert load_of({}, None, 4) == Load(0, 4)  # the replica has reported nothing yet
     assert load_of({"slots": 8, "in_flight": 5, "calls": 2}, None, 4) == Load(5, 8)
     assert load_of({"slots": 8, "in_flight": 5, "calls": 2}, 3, 4, n_sending=1) == Load(7, 8)
 
@@ -568,8 +569,8 @@ def test_the_router_behind_serves_interface():
         [home, other] = await chosen(first)
         router.on_request_routed(first, home, None)
         assert (await chosen(pending("second", prefix(LONG))))[0] == home
-        assert (await chosen(pending("third", prefix(LONG))))[0] == home  # the second is not under way yet
-        assert (await chosen(pending("fourth", prefix(LONG))))[0] == other  # both slots are given away
+        assert (await chosen(pending("third", prefix(LONG))))[0] == home  # the second request has not started yet
+        assert (await chosen(pending("fourth", prefix(LONG))))[0] == other  # both slots are reserved
         assert (await chosen(pending("files", needs_batches=True)))[0] == ids[1]
         assert len(await chosen(None)) == 2
         router._sending.clear()
@@ -601,7 +602,7 @@ def test_the_number_of_replicas_follows_what_runs_and_waits():
     assert decided([0], [32]) == 1
     assert decided([25], [32]) == 1
     assert decided([26], [32]) == 2
-    assert decided([32 + 60], [32]) == 4  # 60 wait
+    assert decided([32 + 60], [32]) == 4  # 60 requests wait
     assert decided([10, 5, 0], [32, 32, 32], current=3) == 1
     assert decided([32, 32], [32, 32], current=2, occupancy=1.0) == 2
-    assert decided([], [], current=3) == 3  # none has told yet
+    assert decided([], [], current=3) == 3  # no replica has reported yet

@@ -1,4 +1,4 @@
-"""`make test-long`: the figures with their full counts. Runs what is missing, and may be stopped at any time."""
+"""`make test-long`: runs the missing cases of the figures, with their full counts. It may be stopped at any time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def run(
     chosen: list[Figure], state: State, *, folder: Path = HERE, jobs: int = 1,
     tell: Callable[[Figure, int, Outcome], None] = lambda figure, number, outcome: None, revision: str = "",
 ) -> None:  # fmt: skip
-    """Runs the missing cases of figures, in order, and keeps each outcome.
+    """Runs the missing cases of figures in order, and stores each outcome.
 
     Args:
-        jobs: cases at once, each in a process of its own.
-        tell: called with each outcome, after it is kept.
+        jobs: number of cases that run at once, each in a process of its own.
+        tell: called with each outcome after the outcome is stored.
     """
     for figure in chosen:
         numbers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -109,7 +109,7 @@ def main(only: tuple[str, ...], again: bool, jobs: int, listing: bool, state_fil
 
 @contextmanager
 def _alone(state_file: Path) -> Iterator[None]:
-    """Two runs of one file would each write it without the other's cases."""
+    """Locks the state file. Of two runs with one file, each would overwrite the other's cases."""
     state_file.parent.mkdir(parents=True, exist_ok=True)
     with state_file.with_suffix(".lock").open("w") as lock:
         try:
@@ -120,7 +120,8 @@ def _alone(state_file: Path) -> Iterator[None]:
 
 
 def _run_shown(chosen: list[Figure], state: State, jobs: int) -> None:
-    """With a bar for each figure on a terminal, and a line for each failure and each figure that is done."""
+    """Runs the figures. Shows a bar for each figure on a terminal, and a line for each failure and each figure that is
+    done."""
     console = Console(stderr=True)
     columns: Any = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""RLIMIT_AS below what a model needs: refused before the load, with the sum. Just above it: it works."""
+"""With RLIMIT_AS below a model's need, the load is refused with the sum. Just above the need, the model works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOTAL = 10
 QUICK = 3
 _TIMEOUT_S = 120.0
 
-# Shares of what the plan says is needed beyond what the process has; the last ones must work.
+# Each limit is the address space of the process, plus this share of the plan's address space. Shares above 1 must work.
 SHARES = (0.5, 0.99, 1.02, 0.05, 0.15, 0.3, 0.7, 0.9, 1.2, 2.0)
 
 _CHILD = """
@@ -56,7 +56,7 @@ except MemoryPlanError as error:
 
 
 def case(number: int, folder: Path) -> None:
-    """Even numbers set the limit before llama.cpp's library is loaded, odd ones after."""
+    """Runs one share. Even numbers set the limit before llama.cpp's library is loaded, odd numbers after."""
     share = SHARES[number]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _CHILD, str(share), "after" if number % 2 else "before"]

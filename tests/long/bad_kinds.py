@@ -7,17 +7,17 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-LIMIT = 8 * 2**20  # bytes that a line may have
-EARLIER = "good-0"  # the id of a line that comes before the bad one; the one before that has no id, and is number 0
+LIMIT = 8 * 2**20  # most bytes of a line
+EARLIER = "good-0"  # the id of the second good line before the bad one; the first has no id, so its id is its number, 0
 
 
 class Kind(NamedTuple):
-    """One kind.
+    """One kind of bad line.
 
     Attributes:
-        line: without its end.
-        says: a part of its error.
-        id: of its error row.
+        line: the line, without its line end.
+        says: a part of its error message.
+        id: the id of its error row.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
 
 def all_kinds() -> list[Kind]:
-    """All of them, in a fixed order."""
+    """Returns all kinds, in a fixed order."""
     return [
         *_empty(),
         *_no_json(),

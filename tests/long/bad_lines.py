@@ -1,4 +1,4 @@
-"""Bad lines between good ones, of 200 kinds; and all of them in one file."""
+"""Bad lines of 200 kinds between good lines: each kind in a file of its own, and all in one file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def kinds() -> list[Kind]:
 
 
 def case(number: int, folder: Path) -> None:
-    """The kind of this number, or, as the last case, all of them."""
+    """Checks the kind of this number. The last case checks all kinds in one file."""
     path = folder / "in.jsonl"
     check(path, kinds()[number : number + 1] if number < TOTAL - 1 else all_different(), number)
 
 
 def all_different() -> list[Kind]:
-    """All kinds, none with the id of another."""
+    """Returns all kinds, with an id of its own for each."""
     return [
         kind._replace(line=kind.line.replace(b'"bad"', b'"bad %d"' % i), id=kind.id and f"{kind.id} {i}")
         for i, kind in enumerate(kinds())
@@ -41,7 +41,7 @@ def all_different() -> list[Kind]:
 
 
 def check(path: Path, bad: list[Kind], number: int) -> None:
-    """Writes a file with these kinds and holds what is read of it against what stands there."""
+    """Writes a file with these kinds, reads it, and compares the rows with the lines."""
     rows = lines_with(bad)
     write(path, rows, number)
     found = list(read(find([path])))
@@ -62,7 +62,7 @@ def check(path: Path, bad: list[Kind], number: int) -> None:
 
 
 def lines_with(bad: list[Kind]) -> list[bytes]:
-    """Two good lines, of which the first has no id; then a bad one and a good one in turn."""
+    """Returns two good lines, the first without an id, and then bad and good lines in turn."""
     rows = [b'{"prompt": "without an id"}', b'{"id": "%s", "prompt": "earlier"}' % EARLIER.encode()]
     for i, kind in enumerate(bad):
         rows += [kind.line, good_line(i)]
@@ -75,8 +75,10 @@ def good_line(i: int) -> bytes:
 
 
 def write(path: Path, rows: list[bytes], number: int) -> None:
-    """The file, with the ends of lines of Windows in every other case, in every third with a byte order mark, and in
-    every fifth without an end of its last line. The first two say nothing of a file."""
+    """Writes the rows to a file.
+
+    Every second case has Windows' line ends, every third has a byte order mark, every fifth lacks the last line end.
+    """
     end = b"\r\n" if number % 2 else b"\n"
     text = (_MARK if number % 3 == 0 else b"") + end.join(rows) + (b"" if number % 5 == 0 else end)
     path.write_bytes(text)

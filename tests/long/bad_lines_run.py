@@ -1,4 +1,4 @@
-"""All kinds of bad line in one file, through the command itself."""
+"""`llamabatch run` on a file with all kinds of bad line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOLDS = (
 TOTAL = 6
 QUICK = 1
 
-# how the command is called, and whether its output is in the order of the input
+# ways to call the command: options, and marks for a compressed input or an input on stdin
 _WAYS: tuple[tuple[str, ...], ...] = (
     (),
     ("--order", "finished"),
@@ -31,7 +31,7 @@ _WAYS: tuple[tuple[str, ...], ...] = (
 
 
 def case(number: int, folder: Path) -> None:
-    """One way to call it."""
+    """Calls the command in one way."""
     way = _WAYS[number]
     source, out = folder / "in.jsonl", folder / "out.jsonl"
     write(source, lines_with(all_different()), number)
@@ -58,11 +58,11 @@ def case(number: int, folder: Path) -> None:
         assert bad_id == kind.id, kind.name
         good_id, error, n_tokens = found[2 * i + 3]
         assert (good_id, error) == (json.loads(good_line(i))["id"], None), kind.name
-        assert n_tokens == json.loads(good_line(i))["max_tokens"], kind.name  # it goes on after its end
+        assert n_tokens == json.loads(good_line(i))["max_tokens"], kind.name  # ignore_eos: the text does not end early
 
 
 def _plain(record: dict[str, Any]) -> tuple[int, str | None, str | None, int]:
-    """Number, id, error and how many tokens were generated, of a flat record, or of one of OpenAI's format."""
+    """Returns number, id, error and number of generated tokens of a record, which is flat or in OpenAI's format."""
     if "row" in record:
         return record["row"], record["id"], record["error"], len(record.get("token_ids", ()))
     number = int(record["id"].removeprefix("batch_req_"))

@@ -1,4 +1,4 @@
-"""A job without an engine: rows that finish in an order of their own, with the text that their number gives them."""
+"""A job without an engine. Rows finish in a random order, and each row's text depends only on its number."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
 
 SETTINGS = {"model": {"name": "none.gguf", "size": 1}, "sampling": {"temperature": 0.0}}
-WINDOW = 6  # rows in flight
+WINDOW = 6  # most rows in flight
 
 Failing = Callable[[int], bool]
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for the death of the process."""
 
 
 class FaultyFiles(Files):
-    """An operating system that goes wrong at the k-th call of one kind.
+    """File operations of which the k-th call of one kind fails.
 
     Args:
-        what: the kind, as in Files; None: of any kind.
-        k: from 1.
-        fault: the number of an OSError; "short": a write of a third; "killed before", "killed amid" (a write of a
-            half), "killed after": no call after that does anything.
-        lasting: every later call fails too, and a full disk takes a half of the write that fails first.
+        what: the kind of call, as in Files; None: any kind.
+        k: number of the call that fails, from 1.
+        fault: the number of an OSError; "short": only a third is written; "killed before", "killed amid" (after half of
+            a write) or "killed after": the process is killed, and no later call does anything.
+        lasting: every later call also fails. On a full disk, the first write that fails still writes half of its data.
 
     Attributes:
-        calls: kinds of the calls so far.
-        messages: those so far.
+        calls: the kinds of the calls so far, in order.
+        messages: the messages to the user so far.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class FaultyFiles(Files):
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return None if function is os.fsync else function(*args)  # whether it reached the disk is not for a test to see
+    return None if function is os.fsync else function(*args)  # a test cannot see whether data reached the disk
 
 
 def result(number: int, failing: bool = False) -> tuple[Row, RequestOutput]:
-    """A row and what comes of it: the same whenever it is asked for."""
+    """Returns a row and its output, which depend only on the arguments."""
     draw = random.Random(number)
     text = "".join(draw.choice('aé "\\\n\t世🙂\u2028') for _ in range(draw.randrange(12)))
     row = Row(number, f"id-{number}", "completion", "say", openai=number % 5 == 4)
@@ -93,7 +93,7 @@ def result(number: int, failing: bool = False) -> tuple[Row, RequestOutput]:
 
 
 def is_bad(number: int) -> bool:
-    """Rows that the reader refuses."""
+    """Returns True for rows that the reader refuses."""
     return number % 9 == 8
 
 
@@ -103,7 +103,7 @@ def in_shard(options: OutputOptions, n_rows: int) -> list[int]:
 
 
 def expected(number: int, options: RecordOptions, failing: bool = False) -> dict[str, Any]:
-    """The record of a row in an output."""
+    """Returns the record that an output must have for a row."""
     if is_bad(number):
         made = refusal(BadRow(number, None, "it is no row"), "it is no row", options)
     else:
@@ -123,11 +123,11 @@ def run(
     until: int | None = None,
     computed: list[int] | None = None,
 ) -> list[int]:
-    """One run of the job: rows in order, at most a window of them in flight, the next to finish drawn by `seed`.
+    """Runs the job once. Rows start in order, with at most WINDOW in flight. `seed` draws the next row that finishes.
 
     Args:
-        until: end early after so many rows, in good order.
-        computed: gets the numbers of the rows that it computes, in that order; they are returned too.
+        until: the run ends early, but cleanly, after so many rows.
+        computed: gets the numbers of the computed rows, in order. The function also returns this list.
     """
     order = random.Random(seed)
     computed = [] if computed is None else computed
@@ -151,7 +151,7 @@ def run(
 
 
 def rows(out: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Number and record of each line of an output, all of which must be whole."""
+    """Returns the number and record of each line of an output. Fails if a line is torn."""
     content = out.read_bytes()
     assert content[-1:] in (b"", b"\n"), "a torn line"
     found = [json.loads(line) for line in content.split(b"\n")[:-1]]
@@ -159,7 +159,8 @@ def rows(out: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def check(out: Path, n_rows: int, options: OutputOptions, failing: Failing = lambda number: False) -> None:
-    """The job is done: each row once, with its own text, in order if asked for; and nothing is left beside."""
+    """Checks that the job is done: each row is there once, with its own text, in the order asked for, and no other
+    files are left."""
     found = rows(out)
     numbers = [number for number, _ in found]
     due = in_shard(options, n_rows)
@@ -170,9 +171,10 @@ def check(out: Path, n_rows: int, options: OutputOptions, failing: Failing = lam
 
 
 def check_beside(out: Path) -> None:
-    """Nothing is left of a job that has ended but its output and its manifest."""
+    """Checks that only the output and the manifest of an ended job are left."""
     beside = sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name))
     lock = Path(f"{out}.lock")
-    if lock.exists() and not lock.stat().st_size:  # killed between making and writing it: it may be another job's
+    # An empty lock stays if the process was killed between making and writing it: it may be another job's.
+    if lock.exists() and not lock.stat().st_size:
         beside.remove(lock.name)
     assert beside == [out.name, f"{out.name}.job.json"], beside

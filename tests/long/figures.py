@@ -1,4 +1,4 @@
-"""The figures: modules of this folder with HOLDS, one sentence, and TOTAL, the number of cases."""
+"""The figures: modules of this folder that define HOLDS, a sentence, and TOTAL, the number of cases."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _IMPORTS = re.compile(r"^\s*from tests\.long(?:\.(\w+))? import (.+)", re.MULTIL
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table of what must hold.
+    """A promise that is tested by many cases: one row of the published table.
 
     Attributes:
-        name: of its module.
-        holds: in one sentence.
-        total: number of cases, counted from 0.
-        quick: cases of the test suite.
+        name: the name of its module.
+        holds: the promise, in one sentence.
+        total: number of cases. Cases are numbered from 0.
+        quick: number of cases that the test suite runs.
         timeout_s: limit of one case, seconds.
-        needs: a package that not each environment has; None: it runs anywhere.
-        digest: of the module and those of this folder that it imports: whether its cases are still the same.
+        needs: a package that some environments lack; None: the figure runs anywhere.
+        digest: hash of the module and of the modules of this folder that it imports. If it changes, outcomes of cases
+            no longer count.
     """
 
     name: str
@@ -47,14 +48,14 @@ class Figure:
 
 
 def find(folder: Path = HERE, package: str = PACKAGE) -> list[Figure]:
-    """All of them, by name; the one that takes an hour alone comes last."""
+    """Returns all figures by name. Figures whose single case takes an hour come last."""
     names = sorted(path.stem for path in folder.glob("*.py") if _HOLDS.search(path.read_text(encoding="utf-8")))
     figures = [_figure(folder, load(folder, name, package), name) for name in names]
     return sorted(figures, key=lambda figure: (figure.timeout_s > DEFAULT_TIMEOUT_S, figure.name))
 
 
 def load(folder: Path, name: str, package: str = PACKAGE) -> ModuleType:
-    """The module of a figure; of another folder than this one for tests of the framework."""
+    """Returns the module of a figure. Tests of the framework pass another folder than this one."""
     if folder == HERE:
         return importlib.import_module(f"{package}.{name}")
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
@@ -79,7 +80,7 @@ def _figure(folder: Path, module: ModuleType, name: str) -> Figure:
 
 
 def digest(folder: Path, name: str) -> str:
-    """Of the module's text and of what it takes from its neighbours, in turn."""
+    """Returns a hash of the module's text, and of the modules in the folder that it imports directly or indirectly."""
     found, todo = dict[str, bytes](), [name]
     while todo:
         path = folder / f"{todo.pop()}.py"

@@ -1,4 +1,4 @@
-"""Every file operation of a job fails once, in every way: a message comes, and the same command then finishes."""
+"""Every file operation of a job fails once, in every way. The job says so, and the same command then finishes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ QUICK = 120
 
 _ROWS = 13
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_WAITS = ("open", "write", "rename", "link", "truncate")  # where a full disk is waited for
+_WAITS = ("open", "write", "rename", "link", "truncate")  # the job waits if one of these finds the disk full
 
 
 class Scenario(NamedTuple):
-    """A job, and what has been done of it before the run in which something fails."""
+    """A job, and the part of it that was done before the run that fails."""
 
     options: OutputOptions
     before: str = ""  # "half": a run that ended in the middle of a line; "whole": one with rows that failed
     name: str = "out.jsonl"
-    small: bool = False  # the side file is made anew all the time
+    small: bool = False  # the side file is rewritten all the time
 
 
 class Case(NamedTuple):
@@ -64,7 +64,7 @@ SCENARIOS = (
 
 
 def case(number: int, folder: Path) -> None:
-    """One call of one scenario, failing in one way."""
+    """Lets one call of one scenario fail in one way."""
     each = cases()[number]
     assert len(cases()) == TOTAL, f"there are {len(cases())} cases now"
     scenario = SCENARIOS[each.scenario]
@@ -93,7 +93,8 @@ def case(number: int, folder: Path) -> None:
 
 @cache
 def cases() -> list[Case]:
-    """Of each scenario every call, and every way in which it can fail; mixed, so that the first are a sample."""
+    """Returns every way in which every call of each scenario can fail. The order is random, so that the first cases are
+    a sample."""
     found = []
     for i, scenario in enumerate(SCENARIOS):
         with TemporaryDirectory() as folder:
@@ -109,7 +110,7 @@ def cases() -> list[Case]:
 
 
 def _ways(what: str) -> Iterator[tuple[int | str, bool, float]]:
-    if what == "unlock":  # whether the lock's file goes means nothing
+    if what == "unlock":  # whether the lock's file is removed does not matter
         yield from (("killed before", False, 0.0), ("killed after", False, 0.0))
         return
     yield errno.EIO, False, 0.0
@@ -150,7 +151,7 @@ def _run(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int])
 
 
 def _fails(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> bool:
-    """The run ended early, with a message that names the error, the file and the cure."""
+    """Runs the scenario, and returns True if it ended early. A message must name the error, the file and the cure."""
     message = None
     try:
         _run(scenario, out, files, computed)

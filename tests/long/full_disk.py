@@ -1,4 +1,4 @@
-"""A disk that is really full: a tmpfs of 1 MB, where root may mount one."""
+"""A job on a disk that is really full: a tmpfs of 1 MB. This needs root, who may mount one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ QUICK = 12
 
 _SETTINGS = {"model": {"name": "none.gguf"}}
 _ROWS = 400
-_WIDE = 5000  # characters of a row's text: 2 MB in all, 6 with what waits and a Parquet file
+_WIDE = 5000  # characters of a row's text: 2 MB in all, 6 MB with waiting rows and a Parquet file
 _NAMES = ("out.jsonl", "out.jsonl", "out.parquet")
 _ORDERS = ("input", "finished", "input")
 
 
 def case(number: int, folder: Path) -> None:
-    """Three outputs; a job that stops, or one that waits; on a disk that is empty, or nearly full before the start."""
+    """Runs one combination: of three outputs, a job that stops or waits, and a disk that is empty or nearly full at the
+    start."""
     kind, waits, full_before = number % 3, number // 3 % 2 == 1, number >= 6
     with _tmpfs(folder, "1m") as disk:
         ballast = disk / "ballast"
@@ -43,7 +44,7 @@ def case(number: int, folder: Path) -> None:
 
         def tell(message: str) -> None:
             messages.append(message)
-            if len(messages) == 1:  # room is made
+            if len(messages) == 1:  # after the first message, the user makes room
                 ballast.unlink()
                 _resize(disk, "8m")
 
@@ -60,7 +61,7 @@ def case(number: int, folder: Path) -> None:
 
 
 def _stopped(out: Path, options: OutputOptions) -> list[int]:
-    """The rows of a run that the disk has stopped; all but the last of them must be kept."""
+    """Runs the job until the full disk stops it. Returns the computed rows, of which only the last may be lost."""
     computed: list[int] = []
     with pytest.raises(OutputError, match=r"No space left on device.*make room, and run the same command again"):
         _run(out, options, Files(patience_s=0.0), computed)
@@ -68,7 +69,7 @@ def _stopped(out: Path, options: OutputOptions) -> list[int]:
 
 
 def _run(out: Path, options: OutputOptions, files: Files, computed: list[int] | None = None) -> list[int]:
-    """Rows finish in pairs, the later one first."""
+    """Runs the job. Rows finish in pairs, the later row first."""
     computed = [] if computed is None else computed
     with Output(out, _SETTINGS, options, files) as output:
         for number in (n ^ 1 for n in range(_ROWS)):
@@ -80,7 +81,7 @@ def _run(out: Path, options: OutputOptions, files: Files, computed: list[int] | 
 
 
 def _record(number: int) -> dict[str, Any]:
-    text = os.urandom(_WIDE // 2).hex()  # a Parquet file compresses what is not random
+    text = os.urandom(_WIDE // 2).hex()  # random, so that a Parquet file cannot compress it
     return {"row": number, "id": str(number), "text": text, "finish_reason": "stop", "error": None}
 
 
@@ -102,7 +103,7 @@ def _check(out: Path, options: OutputOptions) -> None:
 
 @cache
 def cannot() -> str | None:
-    """The reason that this machine cannot run it; None: it can."""
+    """Returns the reason why this machine cannot run the figure; None if it can."""
     if not sys.platform.startswith("linux"):
         return "a tmpfs is Linux's"
     if os.geteuid() != 0:

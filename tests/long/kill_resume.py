@@ -1,4 +1,4 @@
-"""A job that is killed at random moments, and started again each time."""
+"""A job is killed at random moments, and started again each time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ KILLS = 5
 N_ROWS = 2000
 MAX_GAP = 0.15  # as in tests/model/conftest.py
 _HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
-_PATIENCE_S = 300.0  # for a machine that has other things to do
+_PATIENCE_S = 300.0  # seconds, for a busy machine
 
 
 def case(number: int, folder: Path, kills: int = KILLS, n_rows: int = N_ROWS) -> None:
-    """One job, killed so many times, or several where one is done before that; even numbers write in the order of the
-    input, odd ones as finished."""
+    """Kills a job so many times, and starts it again each time. If the job is done before, another job is next.
+
+    Even numbers write in the order of the input, odd numbers as rows finish.
+    """
     rng = random.Random(number)
     order = ("input", "finished")[number % 2]
     source = folder / "in.jsonl"
@@ -48,7 +50,7 @@ def case(number: int, folder: Path, kills: int = KILLS, n_rows: int = N_ROWS) ->
     while killed < kills:
         left = 1.0 - len(_lines(got)) / n_rows
         killed += _run_and_kill(source, got, order, rng.uniform(0, begun_s + left * compute_s))
-        if (code := _exit_code(got)) is not None and killed < kills:  # done before the moment came: another one
+        if (code := _exit_code(got)) is not None and killed < kills:  # done before the kill: the next job
             assert code == 0
             _compare(_records(got), wanted)
             for file in (got, _manifest(got)):
@@ -71,7 +73,7 @@ def _start(source: Path, out: Path, order: str) -> subprocess.Popen[bytes]:
 
 
 def _finish(process: subprocess.Popen[bytes], out: Path) -> float:
-    """Waits for the end; returns when the first rows came."""
+    """Waits for the end of the process. Returns the time at which the first rows came."""
     until = time.monotonic() + _PATIENCE_S
     while not (out.exists() and out.stat().st_size) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -81,7 +83,7 @@ def _finish(process: subprocess.Popen[bytes], out: Path) -> float:
 
 
 def _run_and_kill(source: Path, out: Path, order: str, after_s: float) -> int:
-    """1 if it was killed, 0 if it had ended before that."""
+    """Runs the job for `after_s` seconds, and kills it. Returns 1 if it was killed, 0 if it had ended before."""
     process = _start(source, out, order)
     try:
         process.wait(after_s)
@@ -103,18 +105,18 @@ def _run_and_kill(source: Path, out: Path, order: str, after_s: float) -> int:
 
 
 def _computes(process: psutil.Process) -> bool:
-    """The process computes; a zombie, which its new parent may reap seconds later, does not."""
+    """Returns True if the process lives. A zombie does not: its new parent may take seconds to reap it."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-_written: dict[Path, list[bytes]] = {}  # whole lines at the last kill
+_written: dict[Path, list[bytes]] = {}  # by output: its whole lines at the last kill
 
 
 def _lines(out: Path) -> list[bytes]:
-    """The whole ones."""
+    """Returns the whole lines of an output."""
     lines = out.read_bytes().splitlines(keepends=True) if out.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
 
@@ -124,13 +126,13 @@ def _manifest(out: Path) -> Path:
 
 
 def _exit_code(out: Path) -> int | None:
-    """The exit code in the job's manifest; None: it has not ended."""
+    """Returns the exit code that the job's manifest implies; None if the job has not ended."""
     ending = json.loads(_manifest(out).read_text())["ending"] if _manifest(out).exists() else None
     return None if ending is None else int(ending["errors"] > 0)
 
 
 def _records(out: Path) -> dict[str, dict[str, Any]]:
-    """By id; what stood there when the job was last killed still does."""
+    """Returns the records by id. Checks that the lines of the last kill are still there."""
     lines = _lines(out)
     before = _written.pop(out, [])
     assert lines[: len(before)] == before, "what was written has changed"
@@ -141,7 +143,7 @@ def _records(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def _compare(got: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> None:
-    """By the rule of equality."""
+    """Compares the records by the rule of equality."""
     assert set(got) == set(wanted)
     differing = [name for name in wanted if got[name]["token_ids"] != wanted[name]["token_ids"]]
     assert len(differing) <= 0.01 * len(wanted), f"{len(differing)} texts differ"
@@ -155,7 +157,7 @@ def _compare(got: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) 
 
 
 def _before_parting(gap: LogitGap, name: str, one: list[int], other: list[int]) -> tuple[int, ...]:
-    """The tokens of prompt and output up to where two outputs part."""
+    """Returns the tokens of the prompt, and of the output up to the place where two outputs part."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     row = int(name.removeprefix("row "))
     prompts = _HELDOUT.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""A child with 8 requests in flight is killed: they all finish with their texts, and no token comes twice."""
+"""A child with 8 requests in flight is killed. All requests finish with their texts, and no token comes twice."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ QUICK = 8
 
 _N = 8
 _N_TOKENS = 140
-_HEAD = 60  # tokens that prompts have in common, so that states are forked before the kill
-# architecture or model, options, tolerance: 0 for equal bits
+_HEAD = 60  # tokens at the beginning of most prompts, so that states are forked before the kill
+# architecture or model, options of the engine, tolerance of logprobs (0: equal bits)
 _KINDS: list[tuple[str, dict[str, Any], float]] = [
     ("tiny", {}, 0.0),
     ("qwen35", {}, 0.0),
@@ -45,7 +45,7 @@ TOTAL = EACH * len(_KINDS)
 
 
 def case(number: int, folder: Path) -> None:
-    """One kill: the signals in turn, the moment drawn by the number, half of the requests streamed."""
+    """Kills the child once. Signals take turns, the number draws the moment, and half of the requests are streamed."""
     del folder
     kind = number % len(_KINDS)
     path, fresh = _fresh(kind)
@@ -60,7 +60,7 @@ def case(number: int, folder: Path) -> None:
             client.submit(requests[stream::2], lambda told: [events.put(each) for each in told], stream=stream)
         told: dict[str, list[int]] = {each.request_id: [] for each in requests}
         ends: dict[str, SequenceOutput] = {}
-        kill_after = rng.randrange(_N // 2 * 70)  # of the streamed tokens: half of them at most
+        kill_after = rng.randrange(_N // 2 * 70)  # number of streamed tokens before the kill: half of them at most
         while len(ends) < _N:
             event = events.get(timeout=120)
             assert event.request_id not in ends, "told after its end"
@@ -95,7 +95,7 @@ def _fresh(kind: int) -> tuple[str, Fresh]:
 
 @cache
 def _prompts(kind: int) -> list[tuple[int, ...]]:
-    """So few that a fresh engine's texts are computed once for many cases."""
+    """Returns few prompts, so that a fresh engine computes their texts only once for many cases."""
     rng = random.Random(kind)
     head = [rng.randrange(N_VOCAB) for _ in range(_HEAD)]
     tails = ([rng.randrange(N_VOCAB) for _ in range(rng.randint(4, 40))] for _ in range(32))

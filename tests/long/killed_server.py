@@ -1,4 +1,4 @@
-"""A server that is killed at random moments while batches run, and started again each time."""
+"""A server is killed at random moments while batches run, and started again each time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LEAST_EQUAL = 0.98
 URL = "/v1/chat/completions"
 _HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
 _PATIENCE_S = 300.0
-_MOST_UP_S = 3.0  # from the start of a server to its kill
+_MOST_UP_S = 3.0  # seconds from the start of a server to its kill
 
 
 def case(number: int, folder: Path) -> None:
-    """One folder of data, and the servers that use it one after another."""
+    """Starts servers on one data folder, one after another, and kills each."""
     rng = random.Random(number)
     data = folder / "data"
     lines = _lines()
@@ -77,10 +77,10 @@ def _texts(results: list[dict[str, Any]]) -> dict[str, str]:
 
 
 class Server:
-    """A server in a process of its own; a context manager, which kills it if it is still there.
+    """A server in a process of its own. The context manager kills the process at its end.
 
     Args:
-        wait: until it answers.
+        wait: True: the constructor waits until the server answers.
     """
 
     def __init__(self, data: Path, *, wait: bool = True) -> None:
@@ -116,7 +116,7 @@ class Server:
         self._process.stdout.close()
 
     def kill(self, after_s: float) -> None:
-        """Kills the server, and waits until its engine has ended, too."""
+        """Kills the server, and waits until its engine has also ended."""
         if self._process.poll() is not None:
             return
         time.sleep(after_s)
@@ -145,7 +145,7 @@ class Server:
         return bool(self.batch(batch_id)["status"] == "completed")
 
     def results(self, batch_id: str) -> list[dict[str, Any]]:
-        """The results of a batch, once it has completed by itself."""
+        """Waits until a batch is complete, and returns its results."""
         self._until(lambda: self.is_complete(batch_id))
         batch = self.batch(batch_id)
         assert batch["request_counts"] == {"total": N_LINES, "completed": N_LINES, "failed": 0}
@@ -161,7 +161,7 @@ class Server:
 
 
 def _computes(process: psutil.Process) -> bool:
-    """The process computes; a zombie, which its new parent may reap seconds later, does not."""
+    """Returns True if the process lives. A zombie does not: its new parent may take seconds to reap it."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

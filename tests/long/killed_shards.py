@@ -1,4 +1,4 @@
-"""A job of four shards on a Ray cluster of two nodes, whose driver, workers and nodes are killed at random moments."""
+"""A job of four shards on a Ray cluster of two nodes. Its driver, tasks and nodes are killed at random moments."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ N_ROWS = 600
 N_SHARDS = 4
 KINDS = ("driver", "task", "node")
 _PATIENCE_S = 240.0
-_MOST_UP_S = 4.0  # from the first task to a kill
-# one slot, and no cells of earlier rows: texts depend neither on company nor on what came before, so that bytes can be
-# compared
+_MOST_UP_S = 4.0  # seconds from the first task to a kill
+# With one slot and no prefix cache, a text depends neither on other rows in the batch nor on earlier rows. Therefore
+# bytes can be compared.
 _OPTIONS = ["-n", "24", "-P", "ignore_eos=true", "-t", "0.8", "--seed", "5", "--n-threads", "1", "--n-slots", "1"]
 _OPTIONS += ["--no-cache-prefix"]
 
 
 def case(number: int, folder: Path) -> None:
-    """One job, killed KILLS times, or several where one is done before that; even numbers join the parts."""
+    """Kills a job KILLS times. If the job is done before, another job is next. Even numbers join the parts."""
     rng = random.Random(number)
     source, whole = folder / "in.jsonl", folder / "whole.jsonl"
     source.write_text("".join(json.dumps({"id": f"row {i}", "prompt": f"Day {i}:"}) + "\n" for i in range(N_ROWS)))
@@ -47,7 +47,7 @@ def case(number: int, folder: Path) -> None:
     out = shared / ("out.jsonl" if number % 2 == 0 else "out-{shard}.jsonl")
     with _cluster() as cluster, (folder / "log.txt").open("w+") as log:
         command = [*_command(source, out), "--ray", cluster.address, "--shards", str(N_SHARDS)]
-        driver, kinds = None, list(KINDS[:2] + KINDS[number % 2 :])  # each kind, and one of them twice
+        driver, kinds = None, list(KINDS[:2] + KINDS[number % 2 :])  # each kind at least once
         kinds += [rng.choice(KINDS) for _ in range(KILLS - len(kinds))]
         rng.shuffle(kinds)
         while kinds:
@@ -55,7 +55,7 @@ def case(number: int, folder: Path) -> None:
                 driver = subprocess.Popen(command, stdout=log, stderr=log)
             _wait_for_task(driver)
             time.sleep(rng.uniform(0.0, _MOST_UP_S))
-            if driver.poll() is not None:  # done before the moment came: another job
+            if driver.poll() is not None:  # done before the kill: the next job
                 assert driver.returncode == 0, _told(log)
                 _compare(out, whole)
                 _remove(shared)
@@ -89,7 +89,7 @@ def _command(source: Path, out: Path) -> list[str]:
 
 
 class _Cluster:
-    """A head without CPUs, to which drivers connect, and two nodes with one CPU each."""
+    """A Ray cluster: a head without CPUs, to which drivers connect, and two nodes with one CPU each."""
 
     def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
@@ -116,7 +116,7 @@ class _Cluster:
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[_Cluster]:
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # short, for Ray's sockets
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # short path, for Ray's sockets
         before = os.environ.get("RAY_USAGE_STATS_ENABLED")
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         cluster = _Cluster(folder)
@@ -143,7 +143,7 @@ def _wait_for_task(driver: subprocess.Popen[bytes]) -> None:
 
 
 def _tasks() -> list[psutil.Process]:
-    """The processes of this cluster that run a shard."""
+    """Returns the processes of this cluster that run a shard."""
     return [each for each in psutil.Process().children(recursive=True) if "llamabatch shard" in _name(each)]
 
 
@@ -166,7 +166,7 @@ def _parts(out: Path) -> list[Path]:
 
 
 def _compare(out: Path, whole: Path) -> None:
-    """Byte for byte, and no file but those of the job."""
+    """Checks that each part has the wanted bytes, and that there are no files but those of the job."""
     parts, wanted = _parts(out), whole.read_bytes().splitlines(keepends=True)
     assert len(wanted) == N_ROWS
     for k, part in enumerate(parts):
@@ -185,7 +185,7 @@ def _remove(folder: Path) -> None:
 
 
 def _told(log: Any) -> str:
-    """The end of what the drivers have said, without what Ray adds."""
+    """Returns the end of the drivers' output, without Ray's own lines."""
     log.seek(0)
     lines = [line for line in log.read().splitlines() if line.strip() and not line.startswith((" ", "\t", "\x1b"))]
     return "\n".join(lines)[-500:]

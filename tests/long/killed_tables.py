@@ -1,4 +1,4 @@
-"""Tables and compressed outputs, whose job is killed at random calls of the operating system until it is done."""
+"""Jobs with table and compressed outputs are killed at random file operations until they are done."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _FAULTS = ("killed before", "killed amid", "killed after")
 
 
 def case(number: int, folder: Path) -> None:
-    """One output; even numbers of a kind are flat rows with kept columns and fields of answers, odd ones OpenAI's."""
+    """Writes one kind of output. Half of the cases have flat rows with kept columns and fields of answers; the others
+    have OpenAI's format."""
     rng = random.Random(number)
     name = NAMES[number % len(NAMES)]
     shape = "flat" if number // len(NAMES) % 2 == 0 else "openai"
@@ -55,7 +56,7 @@ def case(number: int, folder: Path) -> None:
 
 
 def _run(out: Path, options: OutputOptions, files: FaultyFiles, failing: bool) -> int:
-    """One run; returns the number of rows that it computes. Every fifth row fails if `failing`."""
+    """Runs the job once, and returns the number of computed rows. Every fifth row fails if `failing`."""
     n = 0
     with Output(out, SETTINGS, options, files) as output:
         due = [i for i in range(N_ROWS) if not output.is_done(i)]
@@ -69,7 +70,8 @@ def _run(out: Path, options: OutputOptions, files: FaultyFiles, failing: bool) -
 
 
 def _record(number: int, options: RecordOptions, failing: bool) -> dict[str, Any]:
-    """Cells of every kind: a separator, quotes, line ends, numbers, lists, null; ids of both kinds."""
+    """Returns a record with cells of every kind: separators, quotes, line ends, numbers, lists, null, both types of
+    ids."""
     row, output = fake_job.result(number, failing)
     kept = {"n": number, "share": number / 7, "tags": ["a,b", {"c": None}], "mixed": number if number % 2 else "x\r\ny"}
     kept["sometimes"] = None if number % 3 else f'"{number}", yes'

@@ -1,4 +1,4 @@
-"""Many rows with ids of their own, streamed: the memory that reading them takes."""
+"""Measures the memory that the reader of a job takes for many rows with ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(count, peak() - before)
 
 
 def case(number: int, folder: Path) -> None:
-    """A process of its own reads a file of so many rows."""
+    """Lets a process of its own read a file with this case's number of rows."""
     n_rows = _ROWS[number]
     path = folder / "rows.jsonl"
     with path.open("w") as file:

@@ -1,4 +1,4 @@
-"""The memory that the plan predicts, against the peak of a process that fills its slots."""
+"""Compares the memory that the plan predicts with the peak of a process that fills its slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N_CTX = 512
 MOST_OFF = 0.10
 _TIMEOUT_S = 900.0
 
-# Each request is as long as its context, so that a pass is as large as it gets, and all cells are used.
+# Each request fills its context, so that the largest pass is computed and all cells are used.
 _CHILD = """
 import json, random, sys
 from pathlib import Path
@@ -46,7 +46,7 @@ with LLM(model, profile=False, cache_ram=0, **options) as llm:
 
 
 def measure(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Bytes measured and predicted, of a fresh process."""
+    """Runs a fresh process. Returns its measured and predicted bytes, and their ratio."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _CHILD, model, json.dumps(options)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -57,14 +57,14 @@ def measure(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def figure(number: int, folder: Path) -> dict[str, Any]:
-    """The model and the slots of a case."""
+    """Measures the model and number of slots of a case."""
     (shape, quant), n_slots = MODELS[number // len(SLOTS)], SLOTS[number % len(SLOTS)]
     if not quant:
         return {"model": shape, "n_slots": n_slots, **measure(shape, {"n_slots": n_slots})}
     path = folder / f"{shape}-{quant}.gguf"
     try:
         write_model(find_shape(shape), path, quant)
-        # without saved states: the plan counts them whole, and prompts that share nothing use few
+        # without saved states: the plan counts their whole budget, but prompts that share nothing use little of it
         found = measure(str(path), {"n_slots": n_slots, "n_ctx": N_CTX, "cache_ram": 0})
     finally:
         path.unlink(missing_ok=True)

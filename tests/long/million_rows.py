@@ -1,4 +1,4 @@
-"""A job of many rows, read, fed, answered by an engine without a model, and written: the memory that it takes."""
+"""Measures the memory of a job with many rows, whose engine has no model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(summary.counts.ok, grown[1] - grown[0])
 
 
 def case(number: int, folder: Path) -> None:
-    """A process of its own runs a small job and then a large one; odd numbers write as finished."""
+    """Lets a process of its own run a small job and then a large one. Odd numbers write rows as they finish."""
     files = [_rows(folder / name, n) for name, n in (("first.jsonl", 2000), ("whole.jsonl", _ROWS[number]))]
     order = ("input", "finished")[number % 2]
     done = subprocess.run(

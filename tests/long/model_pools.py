@@ -1,4 +1,4 @@
-"""Three models of which two fit: random requests, loads, unloads, sleeps and kills over HTTP."""
+"""A pool of three models has room for two. It gets random requests, loads, unloads, sleeps and kills over HTTP."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _EVENTS = 30
 _TOKENS = 24
 _NAMES = ("red", "blue", "green")
 _MOST_LOADED = 2
-_SPARE = 1.1  # of the plans' sum
+_SPARE = 1.1  # factor on the sum of the plans
 
 
 def case(number: int, folder: Path) -> None:
-    """One history of _EVENTS events."""
+    """Runs a random history of _EVENTS events."""
     del folder
     rng = random.Random(number)
     engine = {"n_slots": 4, "n_ctx": 256, "n_threads": 1, "strategy": "batched"}
@@ -67,7 +67,7 @@ class _History:
         await asyncio.gather(*work)
 
     def _check_memory(self) -> None:
-        """What the children of loaded models take is within the plan's sum."""
+        """Checks that the children of loaded models take no more memory than the sum of their plans allows."""
         pids = [
             pid for model in self._pool.models if model.state == "loaded" and model.serving._client is not None
             for pid in model.serving._client.pids
@@ -77,7 +77,7 @@ class _History:
         for pid in pids:
             try:
                 taken += psutil.Process(pid).memory_info().rss
-            except psutil.NoSuchProcess:  # it was killed
+            except psutil.NoSuchProcess:  # this child was killed
                 continue
         assert taken <= self._room * _SPARE, (taken, self._room)
 

@@ -1,4 +1,4 @@
-"""Damaged or hostile model files: each is refused by name, or runs, and the process lives."""
+"""Damaged or hostile model files: each is refused with an error that names it, or runs, and the process lives."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MOST_TOKENS = 4
 
 @dataclass
 class Pieces:
-    """A GGUF taken apart: the bytes of each value and of each tensor's description, and the data."""
+    """The parts of a GGUF file: the bytes of each metadata value and each tensor's description, and the tensor data."""
 
     values: list[bytes]
     tensors: list[bytes]
     data: bytes
-    claimed: tuple[int, int] | None = None  # counts of tensors and values, where they are not those
+    claimed: tuple[int, int] | None = None  # counts of tensors and values in the header; None: the true counts
 
     @classmethod
     def of(cls, path: Path) -> Pieces:
@@ -66,7 +66,7 @@ def _cut(whole: bytes, marks: list[int]) -> list[bytes]:
 
 
 def case(number: int, folder: Path) -> None:
-    """Mutates a model as this number says, and opens it. Verdicts on it stay in the folder."""
+    """Mutates a model in a way that the number draws, and opens it. The cache of verdicts on files is in the folder."""
     rng = random.Random(number)
     source = paths.bundled_model() if rng.random() < 0.3 else tiny(rng.choice(KINDS), folder)
     path = folder / f"mutated-{number}.gguf"
@@ -89,9 +89,10 @@ def _open(path: Path) -> None:
 
 
 def _answer(llm: LLM, prompt: list[int] | str) -> bool:
-    """A text or a vector of the model. Numbers without sense may give logits that are NaN: an error, too."""
+    """Asks the model for a text and a vector. Returns True if it gives one. An error is allowed, because senseless
+    numbers may give NaN logits."""
     answered = False
-    with contextlib.suppress(LlamaBatchError):  # an encoder, or more than n_ctx tokens
+    with contextlib.suppress(LlamaBatchError):  # for an encoder, or more than n_ctx tokens
         params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True)
         [output] = llm.generate([prompt], params, errors="return")
         assert output.error or len(output.token_ids) == MOST_TOKENS, output
@@ -115,7 +116,7 @@ def mutated(source: Path, rng: random.Random) -> bytes:
 
 
 def _split_value(value: bytes) -> tuple[bytes, int, bytes]:
-    """Key with its length, type, rest."""
+    """Splits a value into its key with the key's length, its type, and the rest."""
     (length,) = struct.unpack_from("<Q", value)
     (kind,) = struct.unpack_from("<I", value, 8 + length)
     return value[: 8 + length], kind, value[12 + length :]
@@ -147,7 +148,7 @@ def change_type(pieces: Pieces, rng: random.Random) -> None:
 
 
 def retype_number(pieces: Pieces, rng: random.Random) -> None:
-    """Another type, and bytes that fit it."""
+    """Gives a number another type, and bytes that fit this type."""
     n = _of_type(pieces, rng, lambda kind: kind in WIDTHS)
     key, _, rest = _split_value(pieces.values[n])
     kind = rng.choice((*WIDTHS, TYPE_OF_TEXT, TYPE_OF_ARRAY))
@@ -162,7 +163,7 @@ def retype_number(pieces: Pieces, rng: random.Random) -> None:
 
 
 def change_array(pieces: Pieces, rng: random.Random) -> None:
-    """Its length, the type of its items, or some of its bytes."""
+    """Changes an array's length, the type of its items, or some of its bytes."""
     n = _of_type(pieces, rng, lambda kind: kind == TYPE_OF_ARRAY)
     key, kind, rest = _split_value(pieces.values[n])
     item, count = struct.unpack_from("<IQ", rest)
@@ -172,7 +173,7 @@ def change_array(pieces: Pieces, rng: random.Random) -> None:
         count = rng.choice((count - 1, count + 1, *LONG_EXTREMES)) % 2**64
     elif what == 1:
         item = rng.choice((*range(14), 99))
-    elif what == 2 and item in WIDTHS:  # shorter or longer, and whole
+    elif what == 2 and item in WIDTHS:  # another length, with bytes that fit it
         count = max(0, count + rng.choice((-count, -1, 1, 1000)))
         body = (body + body + bytes(8000))[: count * WIDTHS[item]]
     elif body:
@@ -182,7 +183,7 @@ def change_array(pieces: Pieces, rng: random.Random) -> None:
 
 
 def change_tokens(pieces: Pieces, rng: random.Random) -> None:
-    """Tokens that come twice, are empty, longer, no UTF-8, or gone."""
+    """Changes tokens: some come twice, are empty, longer, not UTF-8, or missing."""
     [n] = [n for n, value in enumerate(pieces.values) if _split_value(value)[0].endswith(b"tokenizer.ggml.tokens")]
     key, _, rest = _split_value(pieces.values[n])
     if len(rest) < 12:  # the array was changed before
@@ -206,7 +207,7 @@ def change_tokens(pieces: Pieces, rng: random.Random) -> None:
 
 
 def drop_twice_or_swap(pieces: Pieces, rng: random.Random) -> None:
-    """Of the values or the tensors."""
+    """Drops, repeats or swaps entries of the values or of the tensors."""
     those = rng.choice((pieces.values, pieces.tensors))
     a, b = rng.randrange(len(those)), rng.randrange(len(those))
     what = rng.randrange(3)
@@ -219,7 +220,7 @@ def drop_twice_or_swap(pieces: Pieces, rng: random.Random) -> None:
 
 
 def swap_bodies(pieces: Pieces, rng: random.Random) -> None:
-    """Two values keep their keys and change places."""
+    """Swaps the contents of two values. The keys stay."""
     a, b = rng.randrange(len(pieces.values)), rng.randrange(len(pieces.values))
     (key_a, kind_a, rest_a), (key_b, kind_b, rest_b) = map(_split_value, (pieces.values[a], pieces.values[b]))
     pieces.values[a] = key_a + struct.pack("<I", kind_b) + rest_b
@@ -227,7 +228,7 @@ def swap_bodies(pieces: Pieces, rng: random.Random) -> None:
 
 
 def change_tensor(pieces: Pieces, rng: random.Random) -> None:
-    """Its name, dimensions, type or offset."""
+    """Changes a tensor's name, dimensions, type or offset."""
     n = rng.randrange(len(pieces.tensors))
     info = pieces.tensors[n]
     (length,) = struct.unpack_from("<Q", info)
@@ -279,7 +280,7 @@ def cut_off(whole: bytes, header: int, rng: random.Random) -> bytes:
 
 
 def put_number(whole: bytes, header: int, rng: random.Random) -> bytes:
-    """A number of 4 or 8 bytes anywhere in the header."""
+    """Overwrites 4 or 8 bytes anywhere in the header with an extreme number."""
     width = rng.choice((4, 8))
     at = rng.randrange(header - width)
     value = rng.choice(LONG_EXTREMES).to_bytes(8, "little")[:width]

@@ -1,4 +1,4 @@
-"""The files of a job, cut at each byte of their last three lines, and then the same command."""
+"""Cuts a file of a job at each byte of its last three lines. The same command must then finish the job."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _CUT = 3  # lines
 
 class Scenario(NamedTuple):
     options: OutputOptions
-    until: int | None  # rows of the run before the cut; None: it came to its end
+    until: int | None  # rows of the run before the cut; None: the run was complete
 
 
 class Case(NamedTuple):
     scenario: int
-    suffix: str  # of the file that is cut
-    size: int  # what is left of it
+    suffix: str  # suffix of the file that is cut
+    size: int  # bytes of the file that are left
 
 
 SCENARIOS = (
@@ -50,7 +50,7 @@ SCENARIOS = (
 
 
 def case(number: int, folder: Path) -> None:
-    """One file of one scenario, cut at one byte."""
+    """Cuts one file of one scenario at one byte, and runs the job again."""
     each = cases()[number]
     assert len(cases()) == TOTAL, f"there are {len(cases())} cases now"
     scenario = SCENARIOS[each.scenario]
@@ -60,23 +60,23 @@ def case(number: int, folder: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: each.size])
     options = scenario.options
-    if each.suffix == ".job.json" and each.size < len(whole) - 1:  # the newline at its end is none of it
+    if each.suffix == ".job.json" and each.size < len(whole) - 1:  # a manifest is whole without its last newline
         with pytest.raises(ConfigError, match=r"out\.jsonl\.job\.json.* cannot be read.*--force"):
             run(out, _ROWS, options)
         options = replace(options, force=True)
     computed = run(out, _ROWS, options)
     lost = whole[each.size :].count(b"\n") if each.suffix != ".job.json" else 0
-    if each.suffix == ".sums":  # 4 bytes a line
+    if each.suffix == ".sums":  # 4 bytes for each line
         lost = -(-(len(whole) - each.size) // 4)
     before = scenario.until if scenario.until is not None else _ROWS
     left = len(in_shard(options, _ROWS)) - before
-    assert left <= len(computed) <= left + lost, (len(computed), lost)  # a lost row may still stand in the side file
+    assert left <= len(computed) <= left + lost, (len(computed), lost)  # a lost row may still be in the side file
     check(out, _ROWS, scenario.options)
 
 
 @cache
 def cases() -> list[Case]:
-    """Mixed, so that the first of them are a sample."""
+    """Returns all cases in a random order, so that the first ones are a sample."""
     found = []
     for i, scenario in enumerate(SCENARIOS):
         with TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def _sizes(path: Path) -> Iterator[int]:
     if path.suffix == ".sums":
         first = max(len(lines[0]), end - 4 * _CUT)
     if path.suffix == ".ahead":
-        first = max(first, 20)  # without as much of its first line it may be anything
+        first = max(first, 20)  # a shorter beginning of the first line could belong to any file
     yield from range(first, end)
 
 

@@ -1,4 +1,4 @@
-"""A request that always kills the engine, among 1,000: the others finish, it ends as an error."""
+"""One of 1,000 requests always kills the engine. It ends as an error, and the others finish."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROGRAM = "tests.workers.poisoned_worker"
 
 
 def case(number: int, folder: Path) -> None:
-    """The place of the culprit is drawn by the number."""
+    """Runs the requests. The number draws the place of the request that kills."""
     rng = random.Random(number)
     culprit = rng.randrange(_N)
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)

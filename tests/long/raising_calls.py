@@ -1,4 +1,4 @@
-"""One call on the way of four requests raises: their caller gets an answer, and the engine goes on or ends cleanly."""
+"""One call raises while four requests are processed. All are answered, and the engine goes on or ends cleanly."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _Result = list[RequestOutput] | BaseException
 
 
 def case(number: int, folder: Path) -> None:
-    """One call: kinds of engines in turn, the calls of each in an order that is drawn once."""
+    """Lets one call raise. Kinds of engines take turns; a fixed random order chooses the call."""
     attempt(number, folder)
 
 
 def attempt(number: int, folder: Path) -> bool:
-    """Runs a case; False if the call did not come, as threads do not take turns in the same way each time."""
+    """Runs a case. Returns False if the call did not come, since threads take turns differently each time."""
     kind = KINDS[number % len(KINDS)]
     calls = points(kind)
     name, nth = calls[number // len(KINDS) % len(calls)]
@@ -90,12 +90,13 @@ def _in_child(kind: str, name: str, nth: int, error: str, folder: Path) -> bool:
 
 
 def _check(kind: str, result: _Result, wanted: list[list[str]], error: type[Exception]) -> None:
-    if isinstance(result, BaseException):  # it came where the caller was
+    if isinstance(result, BaseException):  # the error came in the caller's own thread
         assert isinstance(result, (error, LlamaBatchError)), repr(result)
         return
     failed = [output.error for output in result if output.error is not None]
-    ours = [why for why in failed if " failed: " in why]  # of an engine or a supervisor, which answers all that it has
-    # what one of several engines gets of a call is handed over together, as are the outputs of one message of a child
+    ours = [why for why in failed if " failed: " in why]  # a failed engine or supervisor answers all requests
+    # The requests of one call that go to one of several engines are submitted together, and so fail together. The
+    # outputs in one message of a child also fail together.
     together = len({*failed}) == 1 and (kind in ("threads", "instances") or "lost the request" in failed[0])
     assert len(failed) <= 1 or failed == ours or together, failed
     for output, texts in zip(result, wanted, strict=True):
@@ -103,7 +104,7 @@ def _check(kind: str, result: _Result, wanted: list[list[str]], error: type[Exce
 
 
 def _check_next(llm: LLM, wanted: list[list[str]], kind: str | None = None) -> None:
-    """It works, or says at once that there is no engine any more."""
+    """Checks that the next call works, or raises EngineClosedError at once."""
     result = _outcome(llm)
     if isinstance(result, EngineClosedError):
         if kind is not None:
@@ -111,7 +112,7 @@ def _check_next(llm: LLM, wanted: list[list[str]], kind: str | None = None) -> N
         return
     assert not isinstance(result, BaseException), repr(result)
     errors = [output.error for output in result if output.error is not None]
-    if errors and all("the engine failed" in error for error in errors):  # it was taken in just before the end
+    if errors and all("the engine failed" in error for error in errors):  # the call came just before the engine's end
         until(lambda: isinstance(_outcome(llm), EngineClosedError))
         _check_next(llm, wanted, kind)
         return
@@ -122,7 +123,7 @@ def _check_next(llm: LLM, wanted: list[list[str]], kind: str | None = None) -> N
 
 
 def _outcome(llm: LLM, fault: Fault | None = None) -> _Result:
-    """The result or the error of a call, on a thread of its own, so that an endless wait is noticed."""
+    """Returns the result or the error of a call. The call has its own thread, so that an endless wait is noticed."""
     results: list[_Result] = []
 
     def call() -> None:
@@ -141,7 +142,8 @@ def _outcome(llm: LLM, fault: Fault | None = None) -> _Result:
 
 
 def _profile(client: Any, fault: Fault) -> None:
-    """A profile function that has raised is none any more: the threads of engines get theirs again."""
+    """Sets the profile function of all threads. Python removes a profile function that has raised, so it is set
+    again."""
     threading.setprofile(fault)
     for each in getattr(client, "_clients", [client]):
         if hasattr(each, "ask"):
@@ -157,7 +159,7 @@ _engines: dict[str, tuple[LLM, list[list[str]], Fault]] = {}
 
 
 def _engine(kind: str) -> tuple[LLM, list[list[str]], Fault]:
-    """With the texts that it gives, and what makes its calls raise."""
+    """Returns an LLM, the texts that it gives, and the Fault that makes its calls raise. Makes them if needed."""
     if kind not in _engines:
         fault = _fault()
         llm = LLM("tiny", n_slots=4, n_ctx=256, n_threads=1, **_OPTIONS[kind])
@@ -167,7 +169,7 @@ def _engine(kind: str) -> tuple[LLM, list[list[str]], Fault]:
 
 
 def close(kind: str | None = None) -> None:
-    """Ends an engine, or all."""
+    """Closes one engine, or all."""
     for name in [kind] if kind is not None else list(_engines):
         _engines.pop(name)[0].close()
     if not _engines:
@@ -184,7 +186,8 @@ def _fault() -> Fault:
 
 @contextlib.contextmanager
 def _with_program(asked: Mapping[str, Any]) -> Iterator[LLM]:
-    """With the environment for those children, too, that take the place of the first."""
+    """Yields an LLM whose child runs raising_worker. The variable stays set, so that children which replace the first
+    one also read it."""
     os.environ[VARIABLE] = json.dumps(asked)
     try:
         config = EngineConfig("tiny", n_slots=4, n_ctx=256, n_threads=1, strategy="batched", isolate=True)
@@ -197,8 +200,10 @@ def _with_program(asked: Mapping[str, Any]) -> Iterator[LLM]:
 
 @functools.cache
 def points(kind: str) -> list[tuple[str, int]]:
-    """The calls that come on the way of the requests, of each function the first, the second and the one in the
-    middle, in an order that depends on nothing but their names."""
+    """Returns the calls, as (function, number of the call), in which a Fault may raise while requests are processed.
+
+    Of each function, these are the first, the second and the middle call. The order depends only on their names.
+    """
     seen: Mapping[str, int]
     if kind == "child":
         with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""Second turns of chats on the shapes of hybrids and sliding windows, after 64 other chats."""
+"""Second turns of chats on hybrid models and models with sliding windows, after 64 other chats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = 1
 
 
 def case(number: int, folder: Path) -> None:
-    """One chat of one kind; the prompt of every other one holds another answer than the model's."""
+    """Runs one chat of one kind. In half of the cases, the second prompt contains another answer than the model's."""
     name, options = list(KINDS.values())[number % len(KINDS)]
     path = folder / f"{name}.gguf"
     write_model({**HYBRIDS, **WINDOWS}[name], path)

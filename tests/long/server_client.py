@@ -1,4 +1,4 @@
-"""A server over the bundled model on a thread of this process, and a client whose calls may leave or read slowly."""
+"""A server of the bundled model on a thread of this process, and a client that may leave early or read slowly."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class RunningServer:
     """A `with` block in which the server answers on `port`.
 
     Args:
-        engine: options of the engine. options: those of the server.
-        app: another application than that of the bundled model, with `state.serving`.
+        engine: options of the engine.
+        options: options of the server.
+        app: an application with `state.serving`, in place of the one for the bundled model.
     """
 
     def __init__(self, engine: Body, app: Any = None, **options: Any) -> None:
@@ -64,12 +65,12 @@ class RunningServer:
 
     @property
     def pid(self) -> int:
-        """Of the engine's child."""
+        """The process id of the engine's child."""
         [pid] = self.serving.client.pids
         return pid
 
     def check_idle(self) -> None:
-        """Waits until no call is under way, and holds that nothing is left of any."""
+        """Waits until no call is under way, and checks that no request is left."""
         serving = self.serving
         until(lambda: not serving.n_open, END_S, "calls are still under way")
 
@@ -82,7 +83,7 @@ class RunningServer:
 
 
 def until(holds: Callable[[], bool], seconds: float, message: str) -> None:
-    """Waits until it holds. Raises AssertionError after so many seconds."""
+    """Waits until `holds` returns true. Raises AssertionError after so many seconds."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, message
@@ -93,7 +94,8 @@ class Call:
     """One request on a connection of its own.
 
     Attributes:
-        status, headers: of the response, once `head` has returned; headers have small letters.
+        status: status of the response; 0 before `head` has returned.
+        headers: headers of the response, with names in lower case.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +109,7 @@ class Call:
         """Sends a request.
 
         Args:
-            buffer: bytes that the system keeps for this side, so that a slow reader holds the other one up.
+            buffer: size of the system's receive buffer, in bytes. With a small one, a slow reader blocks the server.
         """
         made = socket.socket()
         if buffer is not None:
@@ -136,7 +138,7 @@ class Call:
         return self.status
 
     async def read(self) -> Any:
-        """The whole response: its JSON."""
+        """Reads the whole response, and returns its JSON."""
         if not self.status:
             await self.head()
         if "content-length" in self.headers:
@@ -147,7 +149,7 @@ class Call:
         return json.loads(data)
 
     async def events(self) -> AsyncIterator[Body]:
-        """The events of a stream but for [DONE], which must end it, unless an error does; comments are passed over."""
+        """Yields the events of a stream, without comments and [DONE]. The stream must end with [DONE] or an error."""
         if not self.status:
             await self.head()
         assert self.status == 200, (self.status, self.headers)
@@ -171,7 +173,7 @@ class Call:
         self.close()
 
     async def raw(self, n: int) -> bytes:
-        """At most n bytes of the connection, as they come; empty at its end."""
+        """Returns at most n bytes, as they come from the connection; empty at its end."""
         return await self._reader.read(n)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
@@ -189,7 +191,7 @@ class Call:
         self._writer.close()
 
     def leave(self, *, reset: bool = False) -> None:
-        """Goes away without reading on: in good order, or as a program that was killed."""
+        """Closes the connection without reading on: in order, or with a reset, as if the program were killed."""
         if reset:
             made = self._writer.get_extra_info("socket")
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -197,11 +199,12 @@ class Call:
 
 
 class QueueIsFull(Exception):
-    """The server has no place for a call: 429."""
+    """The server's queue is full: status 429."""
 
 
 async def text_of(port: int, body: Body, *, stream: bool) -> str:
-    """The text of one completion; its stream has one piece with a finish reason, the last. Raises QueueIsFull."""
+    """Returns the text of one completion. In a stream, only the last piece may have a finish reason. Raises
+    QueueIsFull."""
     call = await Call.post(port, "/v1/completions", {**body, "stream": stream})
     if await call.head() == 429:
         raise QueueIsFull(await call.read())

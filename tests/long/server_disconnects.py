@@ -1,4 +1,4 @@
-"""Clients of a server leave: while they wait, in prefill, decoding; streamed or not. The others' texts stay."""
+"""Clients of a server leave while they wait, in prefill or in decode, streamed or not. Other texts stay the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOTAL = 20
 QUICK = 1
 
 _LEAVERS = 50
-_AT_ONCE = 16  # of those that leave; with the watchers more than the slots
+_AT_ONCE = 16  # leaving clients at once; with the watchers, they need more than the slots
 _SLOTS = 6
 _ENGINE = {"n_slots": _SLOTS, "n_ctx": 1024, "n_threads": 1, "strategy": "batched"}
 _WATCHED = (
@@ -28,7 +28,7 @@ _WATCHED = (
 
 
 def case(number: int, folder: Path) -> None:
-    """Fifty of them, drawn by the number."""
+    """Runs fifty clients that leave. The number draws them."""
     with RunningServer(_ENGINE) as server:
         asyncio.run(_run(server, random.Random(number)))
         server.check_idle()
@@ -54,7 +54,7 @@ async def _run(server: RunningServer, rng: random.Random) -> None:
 
 
 async def _watch(port: int, body: Body, wanted: str, left: asyncio.Event, *, stream: bool) -> int:
-    """Asks for one text again and again, until all have left; returns how often."""
+    """Asks for one text again and again, until all clients have left. Returns the number of calls."""
     n = 0
     while not left.is_set() or not n:
         text = await text_of(port, body, stream=stream)
@@ -64,7 +64,7 @@ async def _watch(port: int, body: Body, wanted: str, left: asyncio.Event, *, str
 
 
 async def _leave(port: int, rng: random.Random, gate: asyncio.Semaphore) -> None:
-    """One client: of a short prompt or a long one, which leaves at once, after a while, or after some pieces."""
+    """Runs one client with a short or long prompt. It leaves at once, after a while, or after some pieces."""
     async with gate:
         stream, reset = rng.random() < 0.6, rng.random() < 0.5
         words = rng.choice((3, 3, 700))

@@ -1,4 +1,4 @@
-"""The child that has the engine of a server is killed with 32 streams open: each client gets its whole text, once."""
+"""The child with a server's engine is killed while 32 streams are open. Each client gets its whole text once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = ("sea", "cat", "moon", "king", "house", "bread", "river", "stone")
 
 
 def case(number: int, folder: Path) -> None:
-    """One kill: the signals in turn, the step drawn by the number."""
+    """Kills the child once. Signals take turns, and the number draws the moment."""
     with RunningServer(_ENGINE) as server:
         asyncio.run(_run(server, number))
         server.check_idle()
@@ -51,7 +51,7 @@ def _body(rng: random.Random, at: int) -> Body:
 
 
 class _Killer:
-    """Kills the child once so many tokens came, of all streams together. A message may bring several."""
+    """Kills the child when so many tokens have come in all streams together. One message may have several tokens."""
 
     def __init__(self, server: RunningServer, n_tokens: int, number: int) -> None:
         [self._dispatcher] = server.serving._dispatchers.values()
@@ -70,7 +70,7 @@ class _Killer:
 
 
 async def _texts(port: int, body: Body) -> list[str]:
-    """The texts of all continuations, from a stream that must be whole."""
+    """Returns the texts of all continuations of a stream, which must be complete."""
     call = await Call.post(port, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
     pieces: list[list[str]] = [[] for _ in range(body["n"])]
     ended: set[int] = set()

@@ -1,4 +1,4 @@
-"""One call within the layers of a server raises: each of its callers has an answer, and the next ones have theirs."""
+"""One call in the code of a server raises. Each client gets an answer, and the next requests are answered as usual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = 20
 
 _ANSWER_S = 30.0
 _LAYER = "server/"
-# uvloop leaves a connection open, and never reads from it, whose protocol could not be made.
+# Left out: if this call raises, uvloop leaves the connection open and never reads from it.
 _NO_PROTOCOL = "server/http/protocol.py:BoundedProtocol.__init__"
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ENGINE = {"n_slots": 4, "n_ctx": 256, "n_threads": 1, "strategy": "batched", "isolate": False}
@@ -38,11 +38,11 @@ _CALLS: tuple[tuple[str, Body], ...] = (
 
 
 class Odd(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches."""
 
 
 class ServerFault(Fault):
-    """A Fault within the layers of the server; of a coroutine its first step alone, before which nothing of it ran."""
+    """A Fault in the code of the server. Of a coroutine, only the first step counts as a call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ServerFault(Fault):
 
 
 def case(number: int, folder: Path) -> None:
-    """One call, of an order that is drawn once."""
+    """Lets one call raise. A fixed random order chooses the call."""
     server, fault, wanted = _server()
     calls = points()
     name, nth = calls[number % len(calls)]
@@ -98,7 +98,7 @@ async def _answers(port: int) -> list[str]:
 
 
 async def _answer(port: int, path: str, body: Body) -> str:
-    """The texts, or "error" and its kind."""
+    """Returns the texts of the answer, or "error" and its kind."""
     call = await Call.post(port, path, body)
     try:
         if not body.get("stream"):
@@ -112,10 +112,10 @@ async def _answer(port: int, path: str, body: Body) -> str:
                 return "error in a stream"
             choices += event["choices"]
         return _texts(choices)
-    except json.JSONDecodeError:  # uvicorn's own answer, where no layer of the server was left to make one
+    except json.JSONDecodeError:  # the server could make no answer, so uvicorn sent its own
         assert call.status == 500, call.status
         return "error 500"
-    except (ConnectionError, AssertionError, asyncio.IncompleteReadError) as failed:  # the connection was cut
+    except (ConnectionError, AssertionError, asyncio.IncompleteReadError) as failed:  # the server cut the connection
         return f"error: {failed}"
     finally:
         call.close()
@@ -133,7 +133,7 @@ _servers: list[tuple[RunningServer, ServerFault, list[str]]] = []
 
 
 def _server() -> tuple[RunningServer, ServerFault, list[str]]:
-    """The server of all cases, with the texts that it gives, and what makes its calls raise."""
+    """Returns the server of all cases, its Fault, and the texts that it gives. Starts it if needed."""
     if not _servers:
         server = RunningServer(_ENGINE, threads=1)
         server.__enter__()
@@ -148,7 +148,7 @@ def close() -> None:
 
 
 def _profile(server: RunningServer, fault: ServerFault | None) -> None:
-    """A profile function that has raised is none any more: the threads of the server get theirs again."""
+    """Sets the profile function of the server's threads. Python removes a profile function that has raised."""
     serving: Any = server.serving
     [loop] = serving._dispatchers
     loop.call_soon_threadsafe(sys.setprofile, fault)
@@ -160,8 +160,10 @@ def _profile(server: RunningServer, fault: ServerFault | None) -> None:
 
 @functools.cache
 def points() -> list[tuple[str, int]]:
-    """The calls that come on the way of the requests, of each function the first, the second and the one in the
-    middle, in an order that depends on nothing but their names."""
+    """Returns the calls, as (function, number of the call), in which the Fault may raise while requests are processed.
+
+    Of each function, these are the first, the second and the middle call. The order depends only on their names.
+    """
     server, fault, _ = _server()
     _profile(server, fault)
     fault.arm()

@@ -1,4 +1,4 @@
-"""An hour of mixed load on a server: streams, whole answers, clients that leave, slow readers, bad bodies."""
+"""An hour of mixed load on a server: streams, whole answers, clients that leave, slow readers, invalid bodies."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ HOLDS = (
     "server stay flat; every call is answered, and nothing is left in the engine"
 )
 TOTAL = 1
-QUICK = 1  # of five seconds
+QUICK = 1  # the test suite runs five seconds
 SECONDS = 3600.0
 TIMEOUT_S = 2 * SECONDS
 
 _SAMPLE_S = 10.0
 _CALLERS = 12
-_ANSWER_S = 120.0  # in which any call must be answered
+_ANSWER_S = 120.0  # any call must be answered within this time
 _ENGINE = {"n_slots": 8, "n_ctx": 512, "n_threads": 1, "strategy": "batched", "max_queue": 64}
 _WORDS = ("the", "red", "small", "house", "river", "king", "sleeps", "sees", "under", "why", "seven")
 _KNOWN = {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
 
 
 def case(number: int, folder: Path, seconds: float = SECONDS) -> None:
-    """All of it; fewer seconds hold the counts, and that nothing is left behind, to the same standard."""
-    _soak(min(2.0, seconds), folder / "first.jsonl", number)  # whatever is made once and kept is there after this
+    """Runs the load. A run of fewer seconds checks its counts, and what is left behind, in the same way."""
+    _soak(min(2.0, seconds), folder / "first.jsonl", number)  # makes everything that a process makes once and keeps
     before = _handles()
     samples = _soak(seconds, folder / "samples.jsonl", number)
     after = _handles()
@@ -53,12 +53,12 @@ def _soak(seconds: float, log: Path, seed: int) -> list[dict[str, float]]:
         server.check_idle()
         assert server.serving.client.stats().restarts == 0
     assert load.asked == sum(load.ended.values()), (load.asked, load.ended)
-    assert len(load.ended) > (4 if seconds < 4 else 6), load.ended  # each kind has come
+    assert len(load.ended) > (4 if seconds < 4 else 6), load.ended  # most kinds of ends have come
     return load.samples
 
 
 class _Load:
-    """The callers, and their count of calls by how they ended."""
+    """The callers, and the number of calls by their ends."""
 
     def __init__(self, server: RunningServer, seed: int, until_s: float) -> None:
         self.asked = 0
@@ -69,7 +69,7 @@ class _Load:
         self._wanted = ""
 
     async def run(self, log: Path) -> None:
-        """Runs the callers until the time is up; the first failure of one ends it."""
+        """Runs the callers until the time is up. The first failure of a caller ends the run."""
         self._wanted = await text_of(self._server.port, _KNOWN, stream=False)
         watch = asyncio.create_task(self._watch(log))
         try:
@@ -119,7 +119,7 @@ class _Load:
     async def _known(self, rng: random.Random) -> str:
         try:
             text = await text_of(self._server.port, _KNOWN, stream=rng.random() < 0.5)
-        except QueueIsFull:  # lists of many prompts are there
+        except QueueIsFull:  # calls with many prompts may fill the queue
             return "429"
         assert text == self._wanted, text
         return "known"
@@ -140,7 +140,7 @@ class _Load:
         return self._status(call, document)
 
     async def _dialect(self, rng: random.Random) -> str:
-        """OpenAI's responses and Anthropic's messages, with a call of a tool now and then."""
+        """Sends a request to OpenAI's responses or Anthropic's messages, sometimes with a tool call."""
         prompt, schema = self._body(rng)["prompt"], {"type": "object", "properties": {"x": {"enum": [1, 2]}}}
         if rng.random() < 0.5:
             body: Body = {"input": prompt, "max_output_tokens": 20}
@@ -167,7 +167,7 @@ class _Load:
         return "left"
 
     async def _slow(self, rng: random.Random) -> str:
-        """Reads some bytes now and then, for some seconds, with next to no buffer; then it reads on, or leaves."""
+        """Reads a byte now and then for some seconds, with a small buffer. Then it reads the rest, or leaves."""
         body = self._body(rng, max_tokens=400, ignore_eos=True, stream=True, logprobs=5)
         call = await Call.post(self._server.port, "/v1/completions", body, buffer=2**15, connection="close")
         for _ in range(rng.randrange(5, 40)):
@@ -221,13 +221,13 @@ def _handles() -> dict[str, int]:
 
 
 def _sample() -> dict[str, float]:
-    """Figures of this process, and of its child with the most memory, the engine's."""
+    """Returns figures of this process, and of its child with the most memory, which is the engine's."""
     here = psutil.Process()
     children = []
     for process in here.children():
         try:
             children.append((process.memory_info().rss, process.num_threads(), process.num_fds()))
-        except psutil.Error:  # it ended meanwhile
+        except psutil.Error:  # the child ended meanwhile
             continue
     rss, threads, fds = max(children, default=(0, 0, 0))
     handles = _handles()
@@ -237,7 +237,7 @@ def _sample() -> dict[str, float]:
     }  # fmt: skip
 
 
-if __name__ == "__main__":  # python -m tests.long.server_soak SECONDS FOLDER: the same, with samples where one can look
+if __name__ == "__main__":  # python -m tests.long.server_soak SECONDS FOLDER: writes the samples to FOLDER
     target = Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
     case(0, target, float(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""An hour of mixed load with cancels, on an engine of this process, one in a child, and one of asyncio."""
+"""An hour of mixed load with cancels, on an engine in this process, an engine in a child, and an AsyncLLM."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ HOLDS = (
     "ended as ok, error or aborted, by the callers' count and by the engines'"
 )
 TOTAL = 1
-QUICK = 1  # of ten seconds
+QUICK = 1  # the test suite runs ten seconds
 SECONDS = 3600.0
 TIMEOUT_S = 2 * SECONDS
 
 SAMPLE_S = 10.0
 STUCK_S = 120.0
-LAST_S = 60.0  # in which the last cancelled request must have ended
-WARM_UP = 0.2  # of the time: caches fill, the context grows, the allocator finds its shape
-# Growth from the first third after that to the last, in the medians: of an hour, 9 KB a second, or some 100 bytes for
-# each request of the engine.
+LAST_S = 60.0  # the last cancelled request must end within this time
+WARM_UP = 0.2  # share of the time in which caches fill, the context grows, and the allocator settles
+# Limits for the growth of the median, from the first to the last third of the time after the warm-up. In an hour, 16 MB
+# are 9 KB a second, or some 100 bytes for each request.
 MOST_GROWTH_BYTES = 16 * 2**20
 MOST_GROWTH_HANDLES = 2
 
@@ -42,26 +42,27 @@ _CALLERS = 3  # threads for each LLM
 
 
 def case(number: int, folder: Path, seconds: float = SECONDS) -> None:
-    """All of it; fewer seconds hold the counts, and that nothing is left behind, to the same standard."""
+    """Runs the load. A run of fewer seconds checks its counts, and what is left behind, in the same way."""
     lora = write_lora(folder / "lora.gguf")
-    _soak(1.0, folder / "first.jsonl", lora, seed=number)  # whatever is made once and kept is there after this
+    _soak(1.0, folder / "first.jsonl", lora, seed=number)  # makes everything that a process makes once and keeps
     process = psutil.Process()
     before = _handles(process)
     samples = _soak(seconds, folder / "samples.jsonl", lora, seed=number)
 
     def is_as_before() -> bool:
         after = _handles(process)
-        few = all(after[name] <= before[name] for name in ("children", "threads"))  # of others some may have ended
+        # "<=": children and threads of other tests may have ended
+        few = all(after[name] <= before[name] for name in ("children", "threads"))
         return few and after["fds"] <= before["fds"] + MOST_GROWTH_HANDLES
 
-    # a thread that has seen a child end may still be on its way out
+    # a thread that watched an ended child may need a moment to end
     until(is_as_before, lambda: (before, _handles(process), threading.enumerate()))
     if seconds >= 60:
         check_flat(samples)
 
 
 def check_flat(samples: list[dict[str, float]]) -> None:
-    """Holds the last third after the warm-up against the first."""
+    """Checks that no figure grew too much from the first to the last third of the samples after the warm-up."""
     steady = samples[int(len(samples) * WARM_UP) :]
     third = len(steady) // 3
     for name in steady[0]:
@@ -71,7 +72,7 @@ def check_flat(samples: list[dict[str, float]]) -> None:
 
 
 def _soak(seconds: float, log: Path, lora: Path, seed: int) -> list[dict[str, float]]:
-    """Runs the load; returns what was sampled meanwhile, and writes it to `log` as it comes."""
+    """Runs the load. Returns the samples, and writes each one to `log` when it is taken."""
     counts = {"here": Count(), "child": Count(), "asyncio": Count()}
     options = {**_OPTIONS, "adapters": {LORA: str(lora)}}
     with LLM("tiny", **options) as here, LLM("tiny", **options, isolate=True) as child:
@@ -83,7 +84,7 @@ def _soak(seconds: float, log: Path, lora: Path, seed: int) -> list[dict[str, fl
         for thread in threads:
             thread.start()
         samples = _watch(threads, counts, log)
-        for thread in threads:  # an AsyncCaller closes its engine and its event loop behind its last count
+        for thread in threads:  # an AsyncCaller closes its engine and its event loop after its last count
             thread.join(STUCK_S)
             assert not thread.is_alive(), f"a caller has not ended within {STUCK_S:.0f} s of the end"
         for name, count in counts.items():
@@ -96,7 +97,7 @@ def _soak(seconds: float, log: Path, lora: Path, seed: int) -> list[dict[str, fl
 
 
 def _watch(threads: list[threading.Thread], counts: dict[str, Count], log: Path) -> list[dict[str, float]]:
-    """Samples until the first caller has ended."""
+    """Takes samples until the first caller has ended."""
     start, samples = time.monotonic(), []
     with log.open("w") as file:
         while any(thread.is_alive() for thread in threads):
@@ -105,7 +106,7 @@ def _watch(threads: list[threading.Thread], counts: dict[str, Count], log: Path)
                 threads[0].join(0.05)
                 time.sleep(0.05)
             if not all(thread.is_alive() for thread in threads):
-                break  # some have ended: no longer the load
+                break  # a caller has ended, so this is no longer the full load
             samples.append({"t": round(time.monotonic() - start, 1), **_sample()})
             told = {
                 name: {"submitted": c.submitted, **c.ended, "calls": sum(c.calls.values())}
@@ -120,16 +121,16 @@ def _watch(threads: list[threading.Thread], counts: dict[str, Count], log: Path)
 
 
 def _check_engine(llm: LLM, count: Count) -> None:
-    """The engine was asked for what was asked, and has ended it."""
+    """Checks that the engine's counts are those of the callers, and that all of its requests have ended."""
     deadline = time.monotonic() + LAST_S
     while (stats := llm.stats()).in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
     if stats.in_flight:
-        faulthandler.dump_traceback(all_threads=True)  # what the engine is at
+        faulthandler.dump_traceback(all_threads=True)  # shows where the engine hangs
     assert stats.submitted == stats.ok + stats.errors + stats.aborted, stats
     assert (stats.running, stats.waiting) == (0, 0), stats
     assert stats.submitted == count.submitted, (stats.submitted, count.submitted, count.ended)
-    # a stream that is left may have ended on its own before the engine heard of it
+    # if a caller leaves a stream, its requests may end before the engine gets the abort
     assert stats.ok >= count.ended["ok"], (stats.ok, count.ended)
     assert stats.aborted <= count.ended["aborted"], (stats.aborted, count.ended)
     assert stats.errors >= count.ended["error"], (stats.errors, count.ended)
@@ -144,13 +145,13 @@ def _handles(process: psutil.Process) -> dict[str, int]:
 
 
 def _sample() -> dict[str, float]:
-    """Of this process, and of the engine's child: the largest, as grammars are tried out in small ones."""
+    """Returns figures of this process, and of its largest child. That has the engine; smaller ones try out grammars."""
     here = psutil.Process()
     children = []
     for process in here.children():
         try:
             children.append((process.memory_info().rss, process.num_threads(), process.num_fds()))
-        except psutil.Error:  # it ended meanwhile
+        except psutil.Error:  # the child ended meanwhile
             continue
     rss, threads, fds = max(children, default=(0, 0, 0))
     handles = _handles(here)
@@ -160,7 +161,7 @@ def _sample() -> dict[str, float]:
     }  # fmt: skip
 
 
-if __name__ == "__main__":  # python -m tests.long.soak SECONDS FOLDER: the same, with the samples where one can look
+if __name__ == "__main__":  # python -m tests.long.soak SECONDS FOLDER: writes the samples to FOLDER
     target = Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
     case(0, target, float(sys.argv[1]))

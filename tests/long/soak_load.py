@@ -1,4 +1,4 @@
-"""The callers of an hour of load: all that the public names offer, at random, with their own count."""
+"""The callers of an hour of load. They make random calls of the whole public API, and count the requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OK = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Count:
-    """Prompts of one kind of caller, and their ends. Every prompt is counted once on each side.
+    """The prompts of one kind of caller, and their ends. Each prompt counts once in `submitted` and once in `ended`.
 
     Attributes:
-        submitted: prompts that it submitted.
-        ended: "ok", "error" or "aborted".
-        calls: of each action.
+        submitted: number of submitted prompts.
+        ended: number of prompts by their end: "ok", "error" or "aborted".
+        calls: number of calls of each action.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Count:
             self.ended[how] += n
 
     def outputs(self, outputs: Iterable[RequestOutput]) -> None:
-        """The ends of requests, from their outputs."""
+        """Counts the ends of requests from their outputs."""
         for output in outputs:
             reason = output.finish_reason
             self.end("ok" if reason in _OK else "aborted" if reason is FinishReason.ABORT else "error")
@@ -61,12 +61,12 @@ class Count:
 
 
 class Caller:
-    """One thread of calls to one LLM."""
+    """Makes calls to one LLM on one thread."""
 
     def __init__(self, llm: LLM, seed: int, count: Count, lora: Path, *, loads: bool) -> None:
         """Args:
-        lora: an adapter file; the LLM has it as LORA.
-        loads: it alone loads and frees a second one.
+        lora: path of an adapter file. The LLM has loaded it under the name LORA.
+        loads: this caller also loads and frees a second adapter.
         """
         self._llm, self._count, self._lora = llm, count, lora
         self._rng = random.Random(seed)
@@ -77,7 +77,7 @@ class Caller:
         ]  # fmt: skip
 
     def run(self, until_s: float) -> None:
-        """Calls until then; the first surprise ends it and stands in the count."""
+        """Makes calls until `until_s`. The first unexpected error ends the caller, and is added to the failures."""
         actions, weights = zip(*self._actions, strict=True)
         try:
             while time.monotonic() < until_s:
@@ -132,7 +132,7 @@ class Caller:
 
     def structured(self) -> None:
         asked: dict[str, Any]
-        if self._rng.random() < 0.1:  # one that no request has asked for before
+        if self._rng.random() < 0.1:  # a form that no earlier request had
             asked = {"choice": [f"{self.word()} {self._rng.randrange(10**9)}" for _ in range(3)]}
         else:
             properties = {name: {"type": "integer"} for name in WORDS[: self._rng.randrange(1, 4)]}
@@ -197,7 +197,7 @@ class Caller:
         return self._rng.choice(WORDS)
 
     def prompt(self) -> str:
-        shared = "Tell me a story. " if self._rng.random() < 0.3 else ""  # a prefix to copy
+        shared = "Tell me a story. " if self._rng.random() < 0.3 else ""  # a prefix that may be copied
         return shared + " ".join(self.word() for _ in range(self._rng.randrange(3, 40)))
 
     def params(self) -> SamplingParams:
@@ -211,13 +211,13 @@ class Caller:
 
 
 class AsyncCaller:
-    """Tasks on one event loop, of which many are cancelled."""
+    """Runs tasks on one event loop, and cancels many of them."""
 
     def __init__(self, seed: int, count: Count, options: dict[str, Any]) -> None:
         self._rng, self._count, self._options = random.Random(seed), count, options
 
     def run(self, until_s: float) -> None:
-        """As Caller.run, with an AsyncLLM of its own."""
+        """Makes calls of an AsyncLLM of its own until `until_s`, as Caller.run does."""
         try:
             asyncio.run(self._main(until_s))
         except Exception as error:

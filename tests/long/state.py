@@ -1,4 +1,4 @@
-"""The outcomes so far, kept after each case, and their committed summary."""
+"""Stores the outcome of each case in a file, and writes the committed summary."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Outcome:
     """The outcome of one case.
 
     Attributes:
-        error: None: it holds.
-        date: when it ended, UTC.
-        revision: of the repository.
+        error: the error; None if the promise holds.
+        date: time of the end, UTC.
+        revision: revision of the repository.
     """
 
     error: str | None
@@ -36,7 +36,7 @@ def now() -> str:
 
 
 class State:
-    """Outcomes by figure and number of the case, in a file that is replaced as a whole each time."""
+    """Outcomes by figure and number of the case. Each change replaces the whole file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class State:
                 self._figures = kept["figures"]
 
     def outcomes(self, figure: Figure) -> dict[int, Outcome]:
-        """Those of the cases as they are; outcomes of a module that was changed since do not count."""
+        """Returns the outcomes by number of the case. There are none if the figure's module has changed since."""
         kept = self._figures.get(figure.name)
         if kept is None or kept["digest"] != figure.digest:
             return {}
@@ -55,13 +55,13 @@ class State:
         return {number: outcome for number, outcome in found.items() if number < figure.total}
 
     def missing(self, figure: Figure) -> list[int]:
-        """Cases without an outcome, and then those that failed, which are tried again."""
+        """Returns the cases without an outcome, and then the failed cases, which are tried again."""
         outcomes = self.outcomes(figure)
         never = [number for number in range(figure.total) if number not in outcomes]
         return never + [number for number in sorted(outcomes) if outcomes[number].error is not None]
 
     def record(self, figure: Figure, number: int, outcome: Outcome) -> None:
-        """Keeps an outcome, on the disk before this returns."""
+        """Stores an outcome. It is on the disk when the call returns."""
         kept = self._figures.get(figure.name)
         if kept is None or kept["digest"] != figure.digest:
             kept = self._figures[figure.name] = {"digest": figure.digest, "cases": {}}
@@ -69,17 +69,17 @@ class State:
         write(self._path, {"version": _VERSION, "figures": self._figures})
 
     def forget(self, figures: Iterable[Figure]) -> None:
-        """For running them anew."""
+        """Deletes the outcomes of figures, so that all of their cases run again."""
         for figure in figures:
             self._figures.pop(figure.name, None)
         write(self._path, {"version": _VERSION, "figures": self._figures})
 
 
 def publish(path: Path, figures: Iterable[Figure], state: State, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the committed summary. Figures of which no case was run here keep what stands in it.
+    """Writes the committed summary, and returns it. Figures without an outcome here keep their old summary.
 
     Args:
-        machine: the machine of the cases, without names of hosts and paths.
+        machine: facts about the machine that ran the cases, without names of hosts and paths.
     """
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
     for figure in figures:
@@ -92,7 +92,7 @@ def publish(path: Path, figures: Iterable[Figure], state: State, machine: Mappin
 
 
 def summary(figure: Figure, outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
-    """The summary of one figure."""
+    """Returns the summary of one figure."""
     failed = {number: outcome.error for number, outcome in outcomes.items() if outcome.error is not None}
     dates = sorted(outcome.date for outcome in outcomes.values())
     return {
@@ -109,7 +109,7 @@ def summary(figure: Figure, outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
 
 
 def write(path: Path, document: Any, indent: int | None = None) -> None:
-    """Writes the file anew; a crash leaves the old one or the new one."""
+    """Replaces the file. After a crash, either the old or the new file is there, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with beside.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""States of hybrids, recurrent models and windows: forked, saved, restored, preempted, in random histories."""
+"""Random histories in which states of hybrid, recurrent and windowed models are forked, saved, restored, preempted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = 8
 
 
 def case(number: int, folder: Path) -> None:
-    """One history of one kind; neighbouring cases are of different kinds."""
+    """Runs one history of one kind. Neighbouring cases have different kinds."""
     del folder
     with small_thresholds():
         _histories(number % len(KINDS)).case(number // len(KINDS))

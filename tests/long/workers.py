@@ -1,4 +1,4 @@
-"""Cases run in a process of their own kind: one that dies, hangs or leaks costs one case and not the run."""
+"""Runs cases in child processes, so that a case that dies, hangs or leaks fails alone and does not end the run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MAX_MESSAGE = 600
 
 
 class Worker:
-    """A process that runs cases of one figure, one after another; a new one after one that ended badly."""
+    """A process that runs cases of one figure, one after another. It is replaced after a case that ended it."""
 
     def __init__(self, figure: Figure, folder: Path, revision: str) -> None:
         self._figure, self._folder, self._revision = figure, folder, revision
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
-        self._lock = threading.Lock()  # of both: the thread that runs cases is not the one that stops them
+        self._lock = threading.Lock()  # for _process and _stopped: one thread runs cases, and another may stop them
 
     def __enter__(self) -> Worker:
         return self
@@ -41,13 +41,13 @@ class Worker:
         self._end()
 
     def run(self, number: int) -> Outcome | None:
-        """One case; None: this was stopped before it had ended."""
+        """Runs one case, and returns its outcome; None if the worker was stopped before the case ended."""
         start = time.monotonic()
         error = self._ask(number)
         return None if self._stopped else Outcome(error, round(time.monotonic() - start, 2), now(), self._revision)
 
     def _end(self) -> None:
-        """Ends the process and all that it has started."""
+        """Kills the process and all of its children."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -61,7 +61,7 @@ class Worker:
                 pipe.close()
 
     def _started(self) -> subprocess.Popen[str] | None:
-        """The process that runs cases; None once this was stopped."""
+        """Returns the process that runs cases, and starts it if needed; None if the worker was stopped."""
         with self._lock:
             if self._process is None and not self._stopped:
                 self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Worker:
             return self._process
 
     def _ask(self, number: int) -> str | None:
-        """The error of a case; None: it holds."""
+        """Runs a case, and returns its error; None if the promise holds."""
         process, is_late = self._started(), threading.Event()
         if process is None:
             return None
@@ -90,7 +90,7 @@ class Worker:
                 process.stdin.write(f"{number}\n")
                 process.stdin.flush()
             answer = process.stdout.readline()
-        except ValueError:  # stopped meanwhile, and the pipes are closed
+        except ValueError:  # the worker was stopped meanwhile, so the pipes are closed
             return None
         finally:
             timer.cancel()
@@ -111,7 +111,7 @@ def _kill_children(pid: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process, in the middle of a case, when its parent has ended."""
+    """Waits for the end of the parent, and then ends this process, even in the middle of a case."""
     while os.getppid() == parent:
         time.sleep(0.5)
     _kill_children(os.getpid())
@@ -119,7 +119,7 @@ def _end_with(parent: int) -> None:
 
 
 def message(error: BaseException, folder: Path) -> str:
-    """The error for a committed file: short, and without paths of this machine."""
+    """Returns the text of an error for a committed file: short, and without paths of this machine."""
     text = f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace(str(ROOT), ".")
     for place in (str(Path.home()), tempfile.gettempdir(), sys.prefix):
         text = text.replace(place, "…") if len(place) > 1 else text
@@ -127,7 +127,7 @@ def message(error: BaseException, folder: Path) -> str:
 
 
 def main(folder: Path, name: str) -> None:
-    """Reads numbers of cases from stdin and answers each with a line of JSON. What cases print goes to stderr."""
+    """Reads numbers of cases from stdin, and answers each with a line of JSON. Output of the cases goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -135,7 +135,7 @@ def main(folder: Path, name: str) -> None:
     for line in sys.stdin:
         error = None
         with tempfile.TemporaryDirectory(prefix=f"llamabatch-{name}-", ignore_cleanup_errors=True) as place:
-            os.chdir(place)  # programs of a case start there, as a stranger's would
+            os.chdir(place)  # programs of a case start outside the checkout, as on a user's machine
             try:
                 module.case(int(line), Path(place))
             except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Tiny adapter files for the bundled model, of random values: they teach nothing, but change the text."""
+"""Writes tiny adapter files for the bundled model. Their random values mean nothing, but change the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.utils import paths
 
 
 def shapes() -> tuple[str, int, dict[str, tuple[int, int]]]:
-    """The bundled model's architecture, its layers, and of its attention's weights (inputs, outputs)."""
+    """Returns the bundled model's architecture, its number of layers, and (inputs, outputs) of weights by name."""
     reader = gguf.GGUFReader(paths.bundled_model())
     architecture = str(reader.fields["general.architecture"].contents())
     n_layer = int(reader.fields[f"{architecture}.block_count"].contents())
@@ -26,7 +26,7 @@ def shapes() -> tuple[str, int, dict[str, tuple[int, int]]]:
 def write_lora(
     path: Path, *, seed: int = 0, size: float = 0.4, rank: int = 4, alpha: float = 8.0, architecture: str | None = None
 ) -> Path:
-    """A LoRA adapter for attention and feed-forward weights; `size` is the deviation of its values."""
+    """Writes a LoRA adapter for attention and feed-forward weights. `size` is the deviation of its values."""
     arch, _, weights = shapes()
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture or arch)
@@ -41,7 +41,7 @@ def write_lora(
 
 
 def write_control_vector(path: Path, *, seed: int = 0, size: float = 1.0, n_embd: int | None = None) -> Path:
-    """A direction for each layer but the first, as llama.cpp's cvector-generator writes them."""
+    """Writes a control vector with a direction for each layer but the first, as llama.cpp's cvector-generator does."""
     arch, n_layer, weights = shapes()
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "controlvector")

@@ -1,7 +1,7 @@
-"""Tiny models with random weights of every kind of architecture, written as GGUF files with the bundled vocabulary.
+"""Writes tiny models with random weights of every kind of architecture, with the bundled vocabulary, as GGUF files.
 
-The text means nothing, but every operation of the architecture runs, and weights in f32 keep rounding small. Names and
-shapes of tensors are those of llama.cpp's src/models/*.cpp; shapes are in ggml's order, columns first.
+Their texts mean nothing, but every operation of the architecture runs, and weights in f32 make rounding errors small.
+Names and shapes of tensors are those of llama.cpp's src/models/*.cpp. Shapes are in ggml's order, columns first.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Kind = tuple[Metadata, Callable[[], Iterator[Tensor]]]
 
 
 def write(kind: str, path: Path, seed: int = 0, *, part_tensors: int = 0, **changes: Any) -> Path:
-    """Writes the model of a kind; returns the path.
+    """Writes the model of a kind, and returns the path.
 
     Args:
         kind: one of KINDS, which are llama.cpp's names of architectures.
-        part_tensors: split it into files of so many tensors; the path is then that of the first.
-        changes: further metadata, or other values; "__" stands for "." in a key, None leaves it out.
+        part_tensors: splits the model into files of so many tensors. The returned path is then that of the first file.
+        changes: metadata to add or change. "__" in a key means "."; the value None leaves the key out.
     """
     metadata, tensors = KINDS[kind]
     writer = gguf.GGUFWriter(path, kind, split_max_tensors=part_tensors)
@@ -56,20 +56,23 @@ def write(kind: str, path: Path, seed: int = 0, *, part_tensors: int = 0, **chan
 
 
 def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN, seed: int = 0) -> Path:
-    """A model for embeddings: encoder only, width 64, at most 512 tokens. `pooling` None: the file names none."""
+    """Writes a BERT encoder for embeddings: width 64, at most 512 tokens. Without `pooling`, the file names none."""
     return write("bert", path, seed, pooling_type=pooling)
 
 
 def write_qwen3_reranker(path: Path, *, template: str | None = RERANK_TEMPLATE, **changes: Any) -> Path:
-    """A decoder that ranks as Qwen3-Reranker does: the logits of "yes" and "no" behind the last token of a template."""
+    """Writes a decoder that ranks like Qwen3-Reranker: by the logits of "yes" and "no" after a template."""
     tokenizer = {} if template is None else {"tokenizer.chat_template.rerank": template}
     return write("qwen3", path, **tokenizer, **changes)
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
-    """Norms of one, small biases, matrices that keep the size of what goes through them; the logits spread about as a
-    trained model's. A norm after a block lets more through than the token's own embedding; otherwise a model with
-    tied embeddings would repeat the last token for ever."""
+    """Returns the values of a tensor.
+
+    Norms are 1, biases are small, and matrices keep the size of activations. The logits then spread about as far as
+    those of a trained model. A norm after a block is 8, so that the block counts more than the token's own embedding.
+    Otherwise a model with tied embeddings would repeat the last token for ever.
+    """
     if "norm" in name or "_ln." in name:
         value = 0.0 if name.endswith(".bias") else 8.0 if "post_" in name else 1.0
         return np.full(shape[::-1], value, np.float32)
@@ -145,7 +148,7 @@ def _qwen2moe() -> Iterator[Tensor]:
         yield from _shared_expert(at)
 
 
-# DeepSeek's latent attention: K and V of a token are one vector of rank 32 and a rotary part of 8
+# DeepSeek's latent attention: K and V of a token are stored as one vector of 32 values and a rotary part of 8
 _KV_RANK, _Q_RANK, _ROPE, _NOPE = 32, 24, 8, 16
 
 
@@ -181,7 +184,7 @@ def _mamba_layer(at: str, norms: bool = False) -> Iterator[Tensor]:
     yield f"{at}ssm_dt.weight", (_DT_RANK, _INNER)
     yield f"{at}ssm_dt.bias", (_INNER,)
     decay = -np.tile(np.arange(1, _STATE + 1, dtype=np.float32), (_INNER, 1))
-    yield f"{at}ssm_a", (_STATE, _INNER), decay  # negative, or the state grows without end
+    yield f"{at}ssm_a", (_STATE, _INNER), decay  # negative, because otherwise the state grows without end
     yield f"{at}ssm_d", (_INNER,), np.ones(_INNER, np.float32)
     yield f"{at}ssm_out.weight", (_INNER, N_EMBD)
     if norms:
@@ -330,7 +333,7 @@ def _step35() -> Iterator[Tensor]:
 
 
 # Gemma 4 adds a part of each token's embedding to each layer, and its last layers read K and V of earlier ones.
-_WINDOWS_4 = (True, False, True, False, True, False)  # by layer; the last two have no K and V
+_WINDOWS_4 = (True, False, True, False, True, False)  # which layers have a window; the last two have no own K and V
 _WIDTH_4 = 32
 
 
@@ -356,10 +359,10 @@ def _gemma4() -> Iterator[Tensor]:
         yield f"{at}layer_output_scale.weight", (1,), np.ones(1, np.float32)
 
 
-# Gemma 3n has four streams of each token (AltUp), of which one goes through attention and the rest are predicted; the
-# layers from the twentieth on read K and V of earlier ones. llama.cpp fixes the widths and that number. Random weights
-# double a rounding in each of the many layers (weights that differ by 1e-7 gave logprobs 0.7 apart), so keys are weak,
-# and little of a layer is added.
+# Gemma 3n has four streams for each token (AltUp). Attention computes one of them, and the others are predicted. Layers
+# from the twentieth on read K and V of earlier layers. llama.cpp fixes the widths and the number twenty. Random weights
+# would double a rounding error in each layer: weights that differ by 1e-7 gave logprobs 0.7 apart. Therefore keys are
+# small here, and a layer adds little to its input.
 _LAYERS_3N, _WIDTH_3N, _STREAMS, _LAUREL_3N = 23, 256, 4, 64
 
 
@@ -566,6 +569,6 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _bundled_fields() -> list[tuple[str, Any]]:
-    """The bundled model's vocabulary and chat template."""
+    """Returns the bundled model's metadata fields of the vocabulary and the chat template."""
     reader = gguf.GGUFReader(resolve("tiny"))
     return [(name, field) for name, field in reader.fields.items() if name.startswith("tokenizer.")]

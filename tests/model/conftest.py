@@ -13,18 +13,18 @@ from llamabatch import LLM, RequestOutput, SamplingParams
 
 HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
 
-# Greedy text may part where the two best logits lie closer than this: llama.cpp's arithmetic depends on the shape of
-# the batch. The largest gap that benchmarks/equality.py found is 0.113 (the deviation of the logits is 4.2).
+# Greedy texts may part if the two best logits are closer than this, because llama.cpp's rounding depends on the shape
+# of the batch. The largest gap that benchmarks/equality.py found is 0.113 (the deviation of the logits is 4.2).
 MAX_GAP = 0.15
 
 
 def questions() -> list[str]:
-    """300 questions from templates that training never saw."""
+    """Returns 300 questions from templates that were not in the training data."""
     return [json.loads(line)["messages"][-1]["content"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
 
 
 def mixed_conversations(n: int, seed: int = 0) -> list[list[dict[str, str]]]:
-    """Conversations of mixed length: some with earlier turns before the question."""
+    """Returns conversations of mixed length: some have earlier turns before the question."""
     rng = random.Random(seed)
     asked = questions()
     chosen = []
@@ -41,7 +41,7 @@ def mixed_conversations(n: int, seed: int = 0) -> list[list[dict[str, str]]]:
 
 @pytest.fixture(scope="session")
 def reference():
-    """Runs conversations strictly one after another: the texts that every other way must reproduce."""
+    """An LLM that runs conversations strictly one after another. Every other way must reproduce its texts."""
     with LLM("tiny", strategy="sequential") as llm:
         yield llm
 
@@ -55,7 +55,8 @@ def logit_gap():
 
 @pytest.fixture(scope="session")
 def assert_equal_by_the_rule(logit_gap):
-    """Greedy outputs are equal, or part where the model itself was undecided; at least 99 % are equal."""
+    """A function that checks outputs by the rule of equality: at least 99 % of greedy outputs are equal, and the others
+    part where the model was undecided."""
 
     def check(got: list[RequestOutput], wanted: list[RequestOutput], least: float = 0.99, gap_of=logit_gap) -> None:
         differing = 0

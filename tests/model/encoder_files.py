@@ -1,7 +1,7 @@
-"""Tiny encoders with random weights, as GGUF files: BERT and XLM-RoBERTa, for embeddings, ranks and classes.
+"""Writes tiny encoders with random weights as GGUF files: BERT and XLM-RoBERTa, for embeddings, ranks and classes.
 
-Weights and vocabularies come from a seed by numpy alone, under transformers' names. tests/data/encoders/make.py gives
-the same weights to transformers' own models and writes down their tokens and vectors, which the tests compare.
+numpy draws the weights and vocabularies from a seed, under transformers' names. tests/data/encoders/make.py gives the
+same weights to transformers' own models, and records their tokens and vectors. The tests compare with these.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Encoder:
 
     Attributes:
         family: "bert" or "xlm-roberta".
-        n_labels: outputs of its classification head; 0: it has none.
-        labels: their names, where the file has them.
-        pooling: what the file names; None: nothing, as llama.cpp's converter leaves it for classifiers.
+        n_labels: number of outputs of its classification head; 0: it has no head.
+        labels: names of these outputs; empty if the file has none.
+        pooling: the pooling that the file names; None: no pooling, as llama.cpp's converter writes classifiers.
     """
 
     family: str
@@ -46,7 +46,7 @@ class Encoder:
 
     @property
     def position_offset(self) -> int:
-        """Rows of transformers' position embeddings before that of position 0."""
+        """Number of rows in transformers' position embeddings before the row of position 0."""
         return 0 if self.is_bert else 2
 
     @property
@@ -76,10 +76,10 @@ QUERY = "What is the capital of France?"
 
 
 def vocabulary(family: str, n_more: int = 0) -> list[tuple[str, float]]:
-    """Tokens in the form of transformers, with scores, which only XLM-R's unigrams have.
+    """Returns tokens in the form of transformers, with scores. Only XLM-R's unigrams use the scores.
 
     Args:
-        n_more: words that no text has, for a vocabulary of real size.
+        n_more: number of additional words, which no text contains, for a vocabulary of realistic size.
     """
     more = [f"zz{n}" for n in range(n_more)]
     letters = string.ascii_lowercase + string.digits
@@ -103,8 +103,10 @@ def vocabulary(family: str, n_more: int = 0) -> list[tuple[str, float]]:
 
 
 def weights(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> dict[str, Any]:
-    """The weights by transformers' names, those of the base model without its prefix. Two kinds of one family have the
-    same base. `n_more` as in vocabulary(); `n_ctx` positions."""
+    """Returns the weights by transformers' names, without the prefix of the base model.
+
+    Two kinds of one family have the same base. `n_more` is that of vocabulary(), `n_ctx` the number of positions.
+    """
     rng = np.random.default_rng([SEED, int(kind.is_bert)])
     n_vocab = len(vocabulary(kind.family, n_more))
     found: dict[str, Any] = {}
@@ -139,7 +141,7 @@ def weights(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> dict[str, Any
     return found
 
 
-# transformers' names to llama.cpp's
+# transformers' name -> llama.cpp's name
 _LAYER_NAMES = {
     "attention.self.query": "attn_q",
     "attention.self.key": "attn_k",
@@ -167,7 +169,7 @@ _NAMES = {
 
 
 def tensors(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> Iterator[tuple[str, Any]]:
-    """The weights by llama.cpp's names, as its converter leaves them; arguments as in weights()."""
+    """Yields the weights by llama.cpp's names, as its converter writes them. Arguments are those of weights()."""
     for theirs, values in weights(kind, n_more, n_ctx).items():
         stem, _, end = theirs.rpartition(".")
         if _NAMES[stem] == "cls" and not kind.n_labels:
@@ -180,13 +182,13 @@ def tensors(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> Iterator[tupl
 def write_encoder(
     name: str, path: Path, *, without: tuple[str, ...] = (), n_more: int = 0, marks: bool = True, **changes: Any
 ) -> Path:
-    """Writes a kind of ENCODERS; returns the path.
+    """Writes a kind of ENCODERS, and returns the path.
 
     Args:
         without: names of tensors to leave out.
-        n_more: as in vocabulary().
-        marks: False leaves the ids of the tokens around a text out.
-        changes: further metadata of the architecture, or other values, "__" for "."; None leaves one out.
+        n_more: see vocabulary().
+        marks: False leaves out the ids of the tokens at the beginning and end of a text.
+        changes: metadata of the architecture to add or change. "__" in a key means "."; None leaves the key out.
     """
     kind = ENCODERS[name]
     writer = gguf.GGUFWriter(path, "bert")
@@ -229,7 +231,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder, n_more: int, marks: 
         special = names[:5]
         writer.add_tokenizer_model("bert")
         writer.add_tokenizer_pre("default")
-        # "phantom spaces": a word begins with one, a piece within a word loses its ##
+        # llama.cpp's "phantom spaces": a word begins with ▁, and a piece within a word loses its ##
         writer.add_token_list([n if n in special else n[2:] if n.startswith("##") else f"▁{n}" for n in names])
         writer.add_token_types([_CONTROL if name in special else _NORMAL for name in names])
         for add, name in (

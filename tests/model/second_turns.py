@@ -1,4 +1,4 @@
-"""The second turn of a chat, where many other chats have had the slots since its first."""
+"""Runs the second turn of a chat after many other chats have used the slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch import LLM, SamplingParams
 from tests.model.near_ties import N_LOGPROBS, gap_of
 from tests.model.small_shapes import HYBRIDS, WINDOWS
 
-# by name: a shape, and options of its engine
+# name -> a shape, and options of its engine
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in (*HYBRIDS, *WINDOWS)},
     **{f"{name}, window cells alone": (name, {"swa_full": False}) for name in WINDOWS},
@@ -25,8 +25,8 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Turn:
-    """A second turn: tokens of its prompt, those of them that were computed, and its text; the text without a cache,
-    and their gap (near_ties)."""
+    """The result of a second turn: number of tokens of its prompt, number of computed ones, and its text; then the text
+    without a cache (`wanted`), and the gap between the two (near_ties)."""
 
     tokens: int
     computed: int
@@ -38,11 +38,12 @@ class Turn:
 def second_turn(
     path: Path, n_tokens: int, n_more: int, n_others: int, *, keeps_answer: bool = True, seed: int = 0, **options: Any
 ) -> Turn:
-    """A chat of `n_tokens`, `n_others` chats of up to a fifth of these in two slots, then the second turn.
+    """Runs a chat of `n_tokens`, then `n_others` chats of up to a fifth of this length in two slots, then the second
+    turn.
 
     Args:
-        n_more: tokens of the second question.
-        keeps_answer: the second prompt has the first answer as the model wrote it; False: as many other tokens.
+        n_more: number of tokens of the second question.
+        keeps_answer: True: the second prompt has the model's first answer; False: as many other tokens.
     """
     rng = random.Random(seed)
 

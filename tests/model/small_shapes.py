@@ -1,4 +1,4 @@
-"""Small forms of llamabatch synth's shapes: every kind of layer, in a file of a few megabytes."""
+"""Small variants of llamabatch synth's shapes, with every kind of layer, for files of a few megabytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HYBRIDS: dict[str, Shape] = {
     "lfm2": _small("lfm2-350m", "MM*M"),
     "granite-4.0-h": _small(
         "granite-4.0-h-350m", "MM*M", state=State(conv=4, heads=8, head_dim=64, size=32, groups=1),
-        residual_scale=0.9,  # with the real one and so few layers a token's own embedding decides, and text repeats it
+        residual_scale=0.9,  # with the real scale and so few layers, the text would only repeat one token
     ),
     "nemotron-h": _small("nemotron-h-4b", "M-*-M-", state=State(conv=4, heads=8, head_dim=64, size=32, groups=2)),
 }  # fmt: skip

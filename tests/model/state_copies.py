@@ -1,6 +1,6 @@
-"""Random histories of chats on a small random model, in few slots, with states that are forked, saved and restored.
+"""Random histories of chats on a small random model. In few slots, states are forked, saved and restored.
 
-Each request has a fresh engine's bits: those of the same prompt alone, without any prefix.
+Each request must give the same bits as in a fresh engine, alone and without a prefix.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SIZES: dict[str, Any] = {
     "n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "n_ubatch": 32, "profile": False,
     "trial": "off",
 }  # fmt: skip
-# Rollbacks of one to three tokens between forks, saves, restores and preemptions.
+# With wrong guesses, one to three tokens are rolled back between forks, saves, restores and preemptions.
 GUESSING: dict[str, Any] = {"speculate": "lookup", "speculate_always": True, "n_draft": 3}
-# architecture, options, tolerance: 0 for equal bits
+# architecture, options of the engine, tolerance of logprobs (0: equal bits)
 KINDS: list[tuple[str, dict[str, Any], float]] = [
     ("llama", {}, 0.0),
     ("llama", {"flash_attn": "off"}, 1e-4),
@@ -55,13 +55,14 @@ _ARITHMETIC = ("swa_full", "flash_attn", "n_ctx", "batch_invariant")
 
 
 class Fresh:
-    """An engine of a single slot that keeps nothing, to compare texts with.
+    """An engine of a single slot and without a prefix cache. Its texts are those that other engines must write.
 
     Args:
         path: the model.
-        tolerance: logprobs may differ by so much, and a text may end where the two best are as close: 0 for equal bits.
-        n_tokens: how long the texts are.
-        options: those of the engine that is judged; of them the ones that its arithmetic depends on are taken.
+        tolerance: logprobs may differ by so much, and texts may part if the two best logprobs are as close; 0: equal
+            bits.
+        n_tokens: length of the texts.
+        options: options of the other engine. This engine uses those that change its arithmetic.
     """
 
     def __init__(self, path: Path | str, tolerance: float, n_tokens: int, options: dict[str, Any]) -> None:
@@ -73,7 +74,7 @@ class Fresh:
         self._known: dict[tuple[int, ...], Text] = {}
 
     def text(self, prompt: tuple[int, ...]) -> Text:
-        """What it writes after a prompt, greedily."""
+        """Returns the greedy text after a prompt."""
         if prompt not in self._known:
             self._engine.add(request("alone", prompt, self._n_tokens))
             while self._engine.has_work:
@@ -83,7 +84,7 @@ class Fresh:
         return self._known[prompt]
 
     def compare(self, prompt: tuple[int, ...], found: Text) -> None:
-        """Raise AssertionError where another engine wrote something else."""
+        """Raises AssertionError if the text of another engine differs."""
         wanted = self.text(prompt)
         if not self._tolerance:
             assert found == wanted, f"{len(prompt)} tokens: {found} in place of {wanted}"
@@ -98,15 +99,15 @@ class Fresh:
 
 
 class Histories:
-    """An engine of few slots beside one of a single slot that keeps nothing; path and tolerance as of Fresh."""
+    """Compares an engine of few slots with a Fresh engine. Path and tolerance are those of Fresh."""
 
     def __init__(self, path: Path, tolerance: float = 0.0, **options: Any) -> None:
-        # with AMX a turn that repeats an answer has equal bits with the promise alone
+        # with AMX, only batch_invariant gives equal bits to a turn whose prompt contains an answer
         options = {"batch_invariant": tolerance == 0.0 and library.has_equal_rows(), **options}
         given = {"n_slots": 3, "strategy": "batched", "preempt": True, "cache_ram": 1, **SIZES, **options}
         self._config = EngineConfig(str(path), **given)
         self.engine = Engine(self._config)
-        self.n_read = 0  # tokens from the disk, of engines that are closed
+        self.n_read = 0  # tokens that closed engines have read from the disk
         self._n_tokens = N_TOKENS if self.engine._speculation is None else N_TOKENS_GUESSED
         self._fresh = Fresh(path, tolerance, self._n_tokens, options)
         if self.engine._speculation is not None:
@@ -117,7 +118,7 @@ class Histories:
         self._fresh.close()
 
     def case(self, number: int) -> None:
-        """One history; raises AssertionError where a request has other bits than alone."""
+        """Runs one history. Raises AssertionError if a request gives other bits than alone."""
         rng = random.Random(number)
         head = [rng.randrange(N_VOCAB) for _ in range(40)]
         chats = [[*head[: rng.choice([12, 24, 40])], *_tokens(rng, 1, 20)] for _ in range(3)]
@@ -153,7 +154,7 @@ class Histories:
             self._fresh.compare(prompt, text_of(outputs[name]))
 
     def _start_again(self) -> None:
-        """Closes the engine, which writes what its slots hold to the disk, for another one in its place."""
+        """Replaces the engine by a new one. The old engine writes the prefixes in its slots to the disk at its end."""
         self.n_read += self.engine.stats().read_tokens
         self.engine.close()
         self.engine = Engine(self._config)
@@ -165,7 +166,7 @@ class Histories:
 
 
 class _Guesses:
-    """A Proposer that knows the texts, and often guesses one token of a run wrong."""
+    """A Proposer that knows the texts. It often guesses one token of a run wrong on purpose."""
 
     is_free = True
 
@@ -183,7 +184,7 @@ class _Guesses:
         return found
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing, since there is nothing to free."""
 
 
 def _tokens(rng: random.Random, least: int, most: int) -> list[int]:

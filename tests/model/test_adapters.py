@@ -1,4 +1,4 @@
-"""LoRAs and control vectors on the bundled model: who asks for which, alone and in company."""
+"""LoRAs and control vectors on the bundled model: each request gets the adapters that it asks for, also in a batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm(files):
 
 @pytest.fixture(scope="module")
 def alone(files):
-    """Each conversation with each set, one after another."""
+    """The outputs of all conversations, run one after another, by the index of the set of adapters."""
     asked = mixed_conversations(4)
     with LLM("tiny", strategy="sequential", adapters=files) as llm:
         return {i: llm.chat(asked, GREEDY, adapters=adapters) for i, adapters in enumerate(SETS)}
@@ -133,7 +133,7 @@ def test_loading_and_unloading(options, files, steps):
             assert llm.adapters == ["a"]
         assert llm.generate("Hello", GREEDY, adapters={"a": 1.0})[0].text == adapted[0].text
         stream.close()
-        until(lambda: not llm.stats().in_flight)  # the abort is on its way
+        until(lambda: not llm.stats().in_flight)  # the abort takes effect after a moment
         llm.unload_adapter("a")
         assert llm.adapters == []
         with pytest.raises(AdapterError, match="no adapter 'a'"):

@@ -1,4 +1,5 @@
-"""Models of every kind of architecture, with random weights: each works as llama_cpp.Llama does, or is refused."""
+"""Models of every kind of architecture, with random weights. Each one writes the texts of llama_cpp.Llama, or is
+refused."""
 
 import itertools
 import logging
@@ -23,19 +24,19 @@ from tests.waiting import PATIENCE_S
 
 GENERATING = ["llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
 RECURRENT = ["mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
-# one of each kind of memory: cells, cells of a window, states, and both; to the scheduler others are like one of these
+# one model for each kind of memory: cells, cells of a window, states, and cells with states
 MEMORIES = ["llama", "gemma2", "mamba", "jamba"]
 STRATEGIES = ["sequential", "length-sorted", "interleaved", "static", "batched", "auto"]
 N_CTX = 512
-MAX_GAP = 0.01  # with weights in f32 texts hardly ever part; the deviation of the logits is 4
+MAX_GAP = 0.01  # of logits, whose deviation is 4; with weights in f32, texts hardly ever part
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
-ENDS = (0, 2)  # of generation, in these vocabularies
-ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}  # more would only wait for each other
+ENDS = (0, 2)  # the token ids that end a text in these vocabularies
+ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}  # more threads would mostly wait for each other
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The path of the model of a kind."""
+    """A function that writes the model of a kind once, and returns its path."""
     folder, written = tmp_path_factory.mktemp("models"), {}
 
     def path(kind):
@@ -47,7 +48,7 @@ def models(tmp_path_factory):
 
 
 def prompts_and_params():
-    """Prompts of mixed length, some above the sliding window, some that begin alike."""
+    """Returns prompts of mixed length with their params. Some are longer than the sliding window, some begin alike."""
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 2048) for _ in range(rng.choice([3, 10, 40, 130]))] for _ in range(9)]
     longest = max(prompts, key=len)
@@ -57,7 +58,7 @@ def prompts_and_params():
 
 
 class Peer:
-    """llama_cpp.Llama alone, one text after another."""
+    """Computes texts with llama_cpp.Llama, one after another."""
 
     def __init__(self, path):
         self.llama = llama_cpp.Llama(
@@ -78,14 +79,15 @@ class Peer:
         return tokens
 
     def gap(self, ids, *nexts):
-        """How far the worst of these is behind the best of all as a next token; of several, the better one counts."""
+        """Returns how far the logits of `nexts` are below the best logit after `ids`. Each of `nexts` is a group of
+        tokens: its best token counts, and the worst group is returned."""
         self._start()
         self.llama.eval(ids)
         logits = llama_cpp.llama_get_logits_ith(self.llama.ctx, -1)[: self.llama.n_vocab()]
         return max(logits) - min(max(logits[token] for token in tokens) for tokens in nexts)
 
     def score(self, ids, continuation):
-        """Log-probabilities of the continuation's tokens, which a softmax over the logits gives."""
+        """Returns the log-probabilities of the continuation's tokens, from a softmax of the logits."""
         self._start()
         self.llama.eval(ids)
         found = []
@@ -97,7 +99,7 @@ class Peer:
 
 
 class Peers:
-    """The texts of llama_cpp.Llama for the prompts, and checks of other outputs against them."""
+    """Compares outputs with the texts of llama_cpp.Llama for the same prompts."""
 
     def __init__(self, models):
         self._models = models
@@ -105,21 +107,21 @@ class Peers:
         self._prompts, self._params = prompts_and_params()
 
     def check(self, kind, outputs):
-        """The outputs of all prompts."""
+        """Checks the outputs of all prompts."""
         peer, texts = self._of(kind)
         for prompt, output, wanted in zip(self._prompts, outputs, texts, strict=True):
             assert output.error is None
             self._check(kind, peer, prompt, *([t for t in ids if t not in ENDS] for ids in (output.token_ids, wanted)))
 
     def check_some(self, kind, outputs):
-        """Outputs of some prompts, by their numbers."""
+        """Checks the outputs of some prompts, by the prompts' numbers."""
         peer, texts = self._of(kind)
         for number, output in outputs.items():
             ids = ([t for t in tokens if t not in ENDS] for tokens in (output.token_ids, texts[number]))
             self._check(kind, peer, self._prompts[number], *ids)
 
     def check_equal(self, kind, prompt, got, wanted, n_tokens):
-        """Two texts of ours that should be one, of so many tokens."""
+        """Checks that two of our own texts are equal, and have so many tokens."""
         assert len(got) == len(wanted) == n_tokens
         self._check(kind, self._of(kind)[0], prompt, got, wanted)
 
@@ -160,13 +162,13 @@ def test_every_strategy_writes_what_the_model_alone_writes(models, peers, kind, 
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy=strategy, n_slots=4, n_ctx=N_CTX, **ONE_THREAD) as llm:
         peers.check(kind, llm.generate(prompts, params))
-        peers.check(kind, llm.generate(prompts, params))  # with what the first left in the slots
+        peers.check(kind, llm.generate(prompts, params))  # with the prefixes that the first call left
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_batch": 32, "n_ubatch": 16, "prefill_budget": 16},  # long prompts in chunks, beside others that talk
+        {"n_batch": 32, "n_ubatch": 16, "prefill_budget": 16},  # long prompts in chunks, beside requests that decode
         {"kv": "unified", "kv_cells": N_CTX},
         {"flash_attn": "off", "n_slots": 8},
     ],
@@ -192,8 +194,8 @@ def _holds_more_than_cells(engine):
 
 @pytest.mark.parametrize("kind", GENERATING)
 def test_in_and_out_of_the_batch(models, peers, kind):
-    """The context grows under one that runs, whose cells it takes over or which is computed again; others are aborted
-    meanwhile, and their slots serve the next."""
+    """The context grows while a request runs: its cells are moved, or the request is computed again. Other requests are
+    aborted meanwhile, and later ones use their slots."""
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy="batched", n_slots=4, start_slots=1, n_ctx=N_CTX, **ONE_THREAD) as llm:
         submitted, calls = threading.Event(), itertools.count()
@@ -237,7 +239,7 @@ def test_scores_and_logprobs_are_those_of_the_model_alone(models, kind):
 
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_preempted_by_priority(models, peers, kind):
-    """Those of a lower rank give their slots up, and are computed again with the tokens that they have."""
+    """Requests of lower priority lose their slots. Later, their prompts and generated tokens are computed again."""
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy="batched", n_slots=4, n_ctx=N_CTX, preempt=True, **ONE_THREAD) as llm:
         longer = replace(LONG, max_tokens=350, priority=5)
@@ -254,7 +256,8 @@ def test_preempted_by_priority(models, peers, kind):
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_states_are_copied_whole_and_no_dummy_rows_are_computed(models, kind):
-    """The state of a recurrent layer is that of the whole text: others begin at its end, and none is cut."""
+    """A recurrent state belongs to the whole text so far. Other requests can copy it only at its end, and it cannot be
+    cut."""
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy="batched", n_slots=4, n_ctx=N_CTX, **ONE_THREAD) as llm:
         same = llm.generate([prompts[-1]] * 6, params[0])
@@ -277,14 +280,15 @@ def test_guesses_need_cells_that_can_be_cut(models):
 
 
 def test_prefixes_of_a_windowed_model_are_shared_with_all_its_cells(models, peers):
-    """Prompts of several windows: copied from slot to slot, kept by finished requests, cut anywhere, and guessed in."""
+    """Prompts are several windows long. Their cells are copied between slots, kept after a request ends, cut at any
+    place, and used with speculation."""
     prompts, params = prompts_and_params()
     options = {"n_slots": 4, "n_ctx": N_CTX, **ONE_THREAD}
     with LLM(models("gemma2"), strategy="batched", **options) as llm:
         peers.check("gemma2", llm.generate(prompts, params))
         assert llm.stats().shared_tokens >= 60 > WINDOW
         reused = 0
-        for number, prompt in enumerate(prompts):  # each alone: from the cells that the list has left
+        for number, prompt in enumerate(prompts):  # each alone, with the cells that the calls before left in the slots
             [output] = llm.generate([prompt], params[number])
             peers.check_some("gemma2", {number: output})
             reused += output.num_cached_tokens
@@ -295,7 +299,8 @@ def test_prefixes_of_a_windowed_model_are_shared_with_all_its_cells(models, peer
 
 
 def test_a_prefix_from_before_the_window_gives_the_bits_of_a_computed_one(models):
-    """A request that begins as a finished one did, long before its end: all layers have these cells still."""
+    """A request shares only the early part of a finished one. With swa_full, all layers still have the cells of this
+    part."""
     rng = random.Random(7)
     first = [rng.randrange(3, 2048) for _ in range(8 * WINDOW)]
     other = [*first[: 2 * WINDOW + 5], *(rng.randrange(3, 2048) for _ in range(20))]
@@ -318,7 +323,7 @@ def test_a_prefix_from_before_the_window_gives_the_bits_of_a_computed_one(models
 
 
 def test_cells_of_the_window_alone(models, peers):
-    """swa_full=False: less memory, the same texts, and prefixes that are copied whole."""
+    """swa_full=False needs less memory and gives the same texts. Prefixes are then copied whole."""
     prompts, params = prompts_and_params()
     options = {"strategy": "batched", "n_slots": 4, "n_ctx": 2048, "n_ubatch": 64, **ONE_THREAD}
     with LLM(models("gemma2"), swa_full=False, **options) as llm:
@@ -342,7 +347,7 @@ def test_a_slot_is_cut_only_where_its_window_is_whole(models):
         for start in range(0, 640, 64):
             struct = runner._batch.fill_rows([5] * 64, list(range(start, start + 64)), [0] * 64)
             assert context.decode(struct) == 0
-        assert context.clear(0, 630)  # within the last window
+        assert context.clear(0, 630)  # a cut within the last window is always possible
         assert context.clear(0, 200) is cut
         runner.close()
         model.close()

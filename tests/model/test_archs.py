@@ -1,11 +1,11 @@
-"""Thirty of the architectures that llama.cpp can write, alone and in company; `make test-archs` runs all."""
+"""Thirty of the architectures that llama.cpp can write, alone and in a batch. `make test-archs` runs all."""
 
 import pytest
 
 from llamabatch.native_build.tools import SetupFailure
 from tests.archs import models, running, table
 
-# of each kind, those that people load, and those that a patch of ours cures
+# some of each kind, the popular ones, and those that a patch of ours corrects
 SAMPLE = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gpt2", "gptneox", "phi2", "gemma4", "bloom", "stablelm", "granite", "glm4",
     "olmoe", "gpt-oss", "gemma2", "gemma3", "cohere2", "exaone4", "llama4", "deepseek2", "glm5-next", "mamba", "mamba2",

@@ -1,4 +1,4 @@
-"""AsyncLLM: what LLM gives, cancellation, clean ends, and an event loop that never stands still."""
+"""AsyncLLM gives what LLM gives, can be cancelled, ends cleanly, and never blocks the event loop."""
 
 import asyncio
 import subprocess
@@ -39,7 +39,7 @@ def sync():
 
 
 async def until_idle(llm: AsyncLLM) -> None:
-    """Until no slot is taken."""
+    """Waits until no request runs or waits."""
     stats = (await llm._client()).stats
     await until_soon(lambda: (now := stats()).running + now.waiting == 0, stats)
 
@@ -147,7 +147,7 @@ def test_cancelled_before_it_is_submitted_it_never_runs(steps):
         async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
             ids = await llm.tokenize("a " * 400)
             before = (await llm.stats()).prefill_tokens
-            # each of them is still on its way to the engine when it is cancelled, or has just come there
+            # at the cancel, the requests are on their way to the engine, or have just arrived
             for delay in (0.0, 0.0, 0.001, 0.005):
                 task = asyncio.create_task(llm.generate([ids] * 50, LONG))
                 await asyncio.sleep(delay)
@@ -178,7 +178,7 @@ def test_leaving_a_stream_frees_its_slots(steps):
 
 
 def test_cancelling_reaches_a_chat_template_and_a_list_that_is_being_made(monkeypatch):
-    monkeypatch.setattr(chat_template, "BUDGET", 2**60)  # for ever, as far as a test can tell
+    monkeypatch.setattr(chat_template, "BUDGET", 2**60)  # long enough to seem endless
     monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
     endless = loops + "{% endfor %}" * 3
@@ -196,7 +196,7 @@ def test_cancelling_reaches_a_chat_template_and_a_list_that_is_being_made(monkey
             [out] = await llm.chat(HI, SamplingParams(max_tokens=1))
             model = (await llm._client()).model
             own, model.metadata = model.metadata, {**model.metadata, "tokenizer.chat_template": endless}
-            for number, asked in enumerate([HI] * 6 + [[HI] * 2] * 6):  # more than it has threads
+            for number, asked in enumerate([HI] * 6 + [[HI] * 2] * 6):  # more chats than the AsyncLLM has threads
                 chat = asyncio.create_task(llm.chat(asked))
                 await until_soon(lambda number=number: len(rendering) > number)
                 chat.cancel()
@@ -233,7 +233,7 @@ def test_closing_ends_what_runs_and_what_comes_after_is_refused(steps):
 
 
 def test_the_loop_may_be_closed_first_and_another_may_follow(steps):
-    # asyncio itself complains of the task that is left, hence a program of its own
+    # asyncio itself warns of the task that is left, so this is a program of its own
     code = """
         import asyncio
         from llamabatch import AsyncLLM, SamplingParams
@@ -304,8 +304,8 @@ def test_a_full_queue_is_an_error_of_the_call(steps):
 
 
 class Ticker:
-    """A task of the event loop. `turns` counts its turns, `computed` is the longest time that the thread of the loop
-    computed between two of them."""
+    """A task of the event loop. `turns` counts its turns. `computed` is the longest CPU time of the loop's thread
+    between two turns."""
 
     async def __aenter__(self):
         self.turns = 0
@@ -325,7 +325,8 @@ class Ticker:
             self.computed, computed = max(self.computed, time.thread_time() - computed), time.thread_time()
 
     def goes_on_during(self, call):
-        """`call`, which first waits until the loop has had ten more turns. It fails where the loop waits for it."""
+        """Wraps `call`, so that it first waits until the loop has had ten more turns. The test fails if the loop is
+        blocked by the call."""
 
         def held(*args):
             wanted = self.turns + 10

@@ -1,4 +1,4 @@
-"""200 kinds of bad line through the command: one error row each, and everything around them complete."""
+"""`llamabatch run` writes one error row for each of 200 kinds of bad line, and whole texts for all other lines."""
 
 from tests.long import bad_lines_run
 

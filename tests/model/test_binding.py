@@ -1,4 +1,4 @@
-"""The rewritten binding of the installed llama-cpp-python, with its libraries, beside the original."""
+"""Our rewritten copy of llama-cpp-python's binding works beside the installed original."""
 
 import json
 import shutil

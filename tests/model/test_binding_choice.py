@@ -1,4 +1,5 @@
-"""Builds of llama.cpp in the places of the order, real ones: packages made from the installed llama-cpp-python."""
+"""The order in which real builds of llama.cpp are chosen. They are packages made from the installed
+llama-cpp-python."""
 
 import json
 import os
@@ -28,7 +29,7 @@ def where(): return str(build_info.library_dir(library.load()))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with llamabatch_llama: the installed binding and libraries, and the marker of this release."""
+    """A folder with a package llamabatch_llama: the installed binding and libraries, and the marker of this release."""
     folder = tmp_path_factory.mktemp("made") / "llamabatch_llama"
     folder.mkdir()
     (folder / "__init__.py").write_text('__version__ = "1"\n')
@@ -42,7 +43,8 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path):
-    """`run.run` runs a program with a cache of its own, whose builds are in `run.builds`; `run.site` is on its path."""
+    """`run.run` runs a program with a cache of its own. `run.builds` is the folder of builds in this cache, and
+    `run.site` is on the program's path."""
     site, cache = tmp_path / "site", tmp_path / "cache"
     site.mkdir()
     (cache / "builds").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The libraries that this process has loaded, told apart from others in their folder."""
+"""Libraries that this process has loaded are distinguished from others in the same folder."""
 
 import shutil
 import subprocess

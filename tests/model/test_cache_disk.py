@@ -1,4 +1,4 @@
-"""cache_disk: prefixes in a folder, for engines that come later."""
+"""cache_disk stores prefixes in a folder, and later engines read them."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def read(llm):
 
 
 def ran(folder, *numbers, **options):
-    """What an engine writes that ends then, with all of its prefixes on the disk."""
+    """Runs prompts in an engine, and returns their texts. The engine's end writes all of its prefixes to the disk."""
     with opened(folder, **options) as llm:
         return texts(llm, *numbers)
 
@@ -115,7 +115,7 @@ def test_damaged_files_are_passed_over_and_named(tmp_path, caplog, change, reaso
         assert read(llm) == 0
     assert reason in caplog.text
     assert str(tmp_path) in caplog.text
-    with opened(tmp_path) as llm:  # the file was written anew
+    with opened(tmp_path) as llm:  # the file was written again
         assert texts(llm, 0) == first
         assert read(llm) == N_TOKENS - 1
 
@@ -168,7 +168,7 @@ def test_the_folder_never_exceeds_its_bytes_and_the_least_recently_used_go(tmp_p
     ran(tmp_path, *range(1, fit), cache_disk_mib=1)
     kept = {path: at for at, path in enumerate(files(tmp_path))}
     assert len(kept) == fit
-    for path, at in kept.items():  # a clock of whole seconds does not tell which was first
+    for path, at in kept.items():  # a file system with times of whole seconds would not show the order
         os.utime(path, (at, at))
     with opened(tmp_path, cache_disk_mib=1) as llm:
         texts(llm, 99)
@@ -248,7 +248,7 @@ def test_nobody_waits_for_ever_for_the_folder(tmp_path, monkeypatch, caplog):
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path):
     with opened(tmp_path) as llm:
-        for length in (400, 420, 600):  # the second one is not worth a file
+        for length in (400, 420, 600):  # the second text is too little longer than the first for a file of its own
             texts(llm, 0, length=length)
             until(lambda: len(files(tmp_path)) == 1)
     header = files(tmp_path)[0].read_bytes()[:2000]

@@ -1,4 +1,4 @@
-"""The samplers that few ask for, against llama.cpp's own on the same logits: the same candidates and probabilities."""
+"""Rarely used samplers leave the same candidates and probabilities as llama.cpp's own on the same logits."""
 
 import ctypes
 import math
@@ -33,7 +33,7 @@ def model(lib):
 
 
 class Peer:
-    """A chain of llama.cpp's samplers, applied to a row again and again."""
+    """A chain of llama.cpp's samplers that can be applied to many rows."""
 
     def __init__(self, lib, samplers):
         self._lib = lib
@@ -42,7 +42,7 @@ class Peer:
             lib.llama_sampler_chain_add(self._chain, sampler)
 
     def apply(self, row):
-        """The remaining candidates, {id: probability}, and the drawn id."""
+        """Applies the chain to a row. Returns the remaining candidates, {id: probability}, and the drawn id."""
         n = len(row)
         data = (self._lib.llama_token_data * n)()
         view = np.ctypeslib.as_array(data)
@@ -61,7 +61,7 @@ class Peer:
 
 
 def peer_samplers(lib, params, seed=1):
-    """llama.cpp's default chain (common/sampling.cpp), from DRY on without DRY."""
+    """Returns the samplers of llama.cpp's default chain (common/sampling.cpp) that come after DRY."""
     return [
         lib.llama_sampler_init_top_n_sigma(params.top_n_sigma),
         lib.llama_sampler_init_top_k(params.top_k),
@@ -84,8 +84,11 @@ def ours(row, params):
 
 
 def assert_same(got, wanted):
-    """Tokens less likely than 1e-7 may be absent. llama.cpp adds up in float32, which can move a border by a token, by
-    more in wide rows, and an entropy over these by 1e-4 of itself."""
+    """Checks that candidates and probabilities are the same, but for rounding.
+
+    Tokens less likely than 1e-7 may be absent. llama.cpp adds up in float32. This can move a border by one token, or by
+    more tokens in wide rows, where an entropy may also be off by 1e-4 of its value.
+    """
     wide = len(wanted) > 3000
     at_border = 1 + len(wanted) // 100 if wide else 1
     odd = [i for i in got.keys() ^ wanted.keys() if got.get(i, wanted.get(i)) > 1e-7]
@@ -109,7 +112,7 @@ CASES = {
         "top_n_sigma": (2.0, 4.0), "top_k": (40, 200), "top_p": (0.8, 0.95), "min_p": (0.02, 0.1),
         "xtc_probability": (1.0,), "xtc_threshold": (0.05, 0.2), "dynatemp_range": (0.4,), "temperature": (0.7, 1.2),
     },
-    # llama.cpp's typical_p makes NaNs of logits that top_n_sigma has set to -inf
+    # without top_n_sigma, because llama.cpp's typical_p makes NaNs of the logits that it sets to -inf
     "all but top_n_sigma": {
         "typical_p": (0.7, 0.95), "top_k": (40, 200), "top_p": (0.8, 0.95), "min_p": (0.02, 0.1),
         "xtc_probability": (1.0,), "xtc_threshold": (0.05, 0.2), "dynatemp_range": (0.4,), "temperature": (0.7, 1.2),
@@ -183,7 +186,7 @@ def test_an_order_of_its_own(lib, model, name):
 
 
 def text_with_repeats(rng, model):
-    """Token ids in which some runs come again, with breakers between."""
+    """Returns token ids in which some runs are repeated, with DRY's sequence breakers between them."""
     words = [
         model.tokenize(w, add_special=False) for w in (" the fox ran", ": one", " two two", "\n", " * three", ' "a"')
     ]
@@ -227,7 +230,8 @@ def test_dry(lib, model, breakers, window, seed):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("seed", range(8))
 def test_mirostat(lib, version, seed):
-    """llama.cpp draws; the same token is told to ours. If mu went another way, so would the candidates."""
+    """llama.cpp draws a token, and our sampler gets the same token. If its mu changed otherwise, its candidates would
+    differ."""
     rng = np.random.default_rng(seed)
     n_vocab = int(rng.choice([300, 3000]))
     params = SamplingParams(
@@ -260,7 +264,7 @@ def test_mirostat(lib, version, seed):
 
 
 def test_mirostat_holds_the_surprise(lib):
-    """The mean surprise of our own draws comes near tau, whatever the temperature before it."""
+    """The mean surprise of our own draws is near tau, whatever the temperature."""
     for version, temperature in [(1, 1.0), (2, 1.0), (2, 1.5)]:
         params = fill(SamplingParams(mirostat=version, mirostat_tau=3.0, mirostat_eta=0.2, temperature=temperature))
         rng, chain, sum_ = np.random.default_rng(0), Chain(params), 0.0

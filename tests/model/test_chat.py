@@ -1,4 +1,4 @@
-"""Conversations on the bundled model: continued messages, templates of a caller, all fronts alike."""
+"""Conversations on the bundled model: continued messages, a caller's own templates, equal results of all interfaces."""
 
 import asyncio
 import json

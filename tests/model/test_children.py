@@ -1,4 +1,4 @@
-"""Engines in child processes: the same answers, and nothing left behind after any kind of death."""
+"""Engines in child processes give the same answers, and leave nothing behind, however parent or child ends."""
 
 import os
 import queue
@@ -46,13 +46,13 @@ def front(client):
 
 
 def computing(client, steps=3):
-    """Waits until its children have made some steps."""
+    """Waits until the client's children have made some decode steps."""
     before = client.stats().decode_calls
     until(lambda: client.stats().decode_calls >= before + steps)
 
 
 def in_background(call):
-    """Starts it in a thread; returns what gives its result."""
+    """Starts `call` in a thread. Returns a function that waits for its result."""
     got = queue.SimpleQueue()
     threading.Thread(target=lambda: got.put(call()), daemon=True).start()
     return lambda: got.get(timeout=60)
@@ -142,7 +142,7 @@ def test_no_orphan_after_any_death_of_the_parent(how, steps):
 
 
 def a_parent(code):
-    """A program, and its child when that has been started."""
+    """Starts a program, and returns it with its child once the child has started."""
     root = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.insert(0, {root!r})\n" + textwrap.dedent(code)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -189,7 +189,7 @@ def test_the_thread_that_makes_an_engine_may_end():
 
 
 def test_a_script_without_a_main_guard_works(tmp_path):
-    script = tmp_path / "queue.py"  # named like a module of the standard library, which a child must not import
+    script = tmp_path / "queue.py"  # named like a standard module: a child must not import it instead
     script.write_text(
         textwrap.dedent("""
         import sys; sys.path.pop(0)

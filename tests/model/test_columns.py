@@ -1,4 +1,4 @@
-"""Tables on the bundled model: the same texts from every kind of frame, in company, and after a kill."""
+"""Tables on the bundled model give the same texts from every kind of frame, beside other requests, and after a kill."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_call_that_fails_aborts_its_rows(llm, tmp_path, monkeypatch, path):
     params = {"max_tokens": 200, "ignore_eos": True}
     with pytest.raises(KeyError, match="mine") as raised:
         columns.map(DATA, PROMPT, model=llm, params=params, path=path, progress=fails)
-    until(lambda: not llm.stats().in_flight, raised)  # the step under way ends
+    until(lambda: not llm.stats().in_flight, raised)  # aborted requests end with the current step
 
 
 FORKED = """
@@ -66,7 +66,7 @@ assert generate({"question": ["Hello", "Who are you?"]}) == ours
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_makes_an_engine_of_its_own(tmp_path):
-    """As the workers of Spark are."""
+    """Spark forks its workers like this."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, timeout=120, cwd=tmp_path
     )
@@ -83,7 +83,7 @@ def test_a_schema_gives_columns_with_types(llm):
 
 
 def test_a_copy_in_another_process_gives_the_same_texts(tmp_path):
-    """As the workers of a framework do: with an engine of its own, in a child process."""
+    """The workers of a framework unpickle such a copy. It makes an engine of its own, in a child process."""
     batch = {"question": DATA["question"][:12]}
     with columns.Generate("tiny", PARAMS, prompt=PROMPT, n_slots=4, n_ctx=256) as generate:
         pickled = pickle.dumps(generate)

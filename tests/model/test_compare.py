@@ -1,4 +1,4 @@
-"""`llamabatch compare` on the bundled model: real processes, real figures, and nothing left behind."""
+"""`llamabatch compare` on the bundled model, with real processes and figures. It leaves nothing behind."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def prompts(tmp_path):
 
 
 class Watcher:
-    """A Progress that counts, and may do something when a run's first request is done."""
+    """A Progress that counts, and calls `act` when the first request of a run is done."""
 
     def __init__(self, at=None, act=lambda: None) -> None:
         self.done = Counter()
@@ -89,7 +89,7 @@ def test_every_strategy_end_to_end(prompts, tmp_path):
 
 
 def test_the_baseline_gives_what_the_engine_gives(prompts):
-    """The same prompts, token ids, texts, stops and limits."""
+    """Prompts, token ids, texts, stops and limits are the same, but for one text that may differ."""
     report = run(Settings(prompts=prompts, strategies=("sequential",), max_tokens=8), Watcher())
     loop, ours = (row.measurement.outputs for row in report.rows)
     with LLM("tiny", strategy="sequential") as llm:
@@ -112,7 +112,7 @@ def test_the_baseline_gives_what_the_engine_gives(prompts):
 @pytest.mark.parametrize(("asked", "number"), [("auto", -1), ("on", 1), ("off", 0)])
 def test_the_flash_attention_of_the_baseline_is_that_of_the_engines(asked, number, monkeypatch):
     binding = library.load().llama_cpp
-    for name in ("LLAMA_FLASH_ATTN_TYPE_ENABLED", "llama_model_default_params"):  # it changes them in its own process
+    for name in ("LLAMA_FLASH_ATTN_TYPE_ENABLED", "llama_model_default_params"):  # the baseline changes these
         monkeypatch.setattr(binding, name, getattr(binding, name))
     config = EngineConfig(model="tiny", n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=asked)
     loop = Loop(config)
@@ -136,7 +136,7 @@ def children_of(process) -> list[int]:
 
 
 def started(prompts, *, strategies: str, baseline: bool) -> tuple[subprocess.Popen, list[int]]:
-    """A comparison that takes long, and its first children."""
+    """Starts a comparison that takes long. Returns its process, and the pids of its first children."""
     command = [*COMMAND, "--prompts", prompts, "--strategies", strategies]
     command += ["--rounds", "100", "--baseline" if baseline else "--no-baseline"]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""compat.Llama beside llama_cpp.Llama on the bundled model: names, defaults, dictionaries and greedy texts."""
+"""compat.Llama has the names, defaults, dictionaries and greedy texts of llama_cpp.Llama, on the bundled model."""
 
 import base64
 import contextlib
@@ -64,7 +64,7 @@ def theirs():
 
 @pytest.fixture(scope="module")
 def ours():
-    # batch_invariant: prompts by the kernels of generated rows, as theirs are (AMX)
+    # batch_invariant: with AMX, prompts then use the kernels of generated rows, as in llama_cpp.Llama
     with Llama(TINY, n_ctx=512, verbose=False, n_slots=16, batch_invariant=True) as model:
         yield model
 
@@ -118,7 +118,7 @@ def test_each_option_is_used_or_said_to_change_nothing():
     options.engine_options(given, defaults, {})
     with Llama(TINY) as model:
         model._open(model.llm, given)
-    # these three need nothing here, see the docstring; the changed ones are looked up by another way
+    # these options need no lookup, see the docstring of compat.Llama; `looked_up` has those that are converted
     open_anyway = {"logits_all", "embedding", "tokenizer", "vocab_only", "attention_type"}
     looked_up = {
         "main_gpu",
@@ -134,7 +134,7 @@ def test_each_option_is_used_or_said_to_change_nothing():
 
 
 def same_shape(mine, wanted, path=""):
-    """Equal keys and types all the way down; numbers of any type are alike."""
+    """Checks that keys and types are equal at all depths. All types of numbers count as one."""
     if isinstance(wanted, dict):
         assert isinstance(mine, dict), path
         assert set(mine) == set(wanted), path
@@ -155,7 +155,7 @@ def same_shape(mine, wanted, path=""):
 
 
 def plain(answer):
-    """The answer, or the chunks of a stream, without what differs from call to call."""
+    """Returns a list of the answer, or of the chunks of a stream, without the fields that differ from call to call."""
     chunks = list(answer) if isinstance(answer, Iterator) else [answer]
     for chunk in chunks:
         chunk["created"] = 0
@@ -182,7 +182,7 @@ COMPLETIONS = [
 @pytest.mark.parametrize("given", COMPLETIONS, ids=str)
 def test_a_greedy_completion_is_theirs(ours, theirs, given, stream):
     mine, wanted = (plain(each(STORY, temperature=0, stream=stream, **given)) for each in (ours, theirs))
-    if stream and "logprobs" not in given:  # the cuts between chunks are free
+    if stream and "logprobs" not in given:  # a text may be cut into other chunks
         assert "".join(c["choices"][0]["text"] for c in mine) == "".join(c["choices"][0]["text"] for c in wanted)
         mine, wanted = [mine[0], mine[-1]], [wanted[0], wanted[-1]]
         for chunks in (mine, wanted):
@@ -220,7 +220,7 @@ JSON_CHATS = [
 
 @pytest.mark.parametrize("given", JSON_CHATS, ids=str)
 def test_json_of_a_schema_says_what_theirs_says(ours, theirs, given):
-    """White space may differ: llama.cpp takes tokens one at a time where ours takes the token of a forced text."""
+    """White space may differ, because our engine adds forced text at once, and llama.cpp chooses each token of it."""
 
     def content_of(holder):
         calls = holder.get("tool_calls") or []
@@ -375,7 +375,7 @@ def test_embeddings_are_theirs(pooling):
     with contextlib.closing(model), Llama(TINY, embedding=True, pooling_type=pooling) as mine:
         assert mine.pooling_type() == model.pooling_type()
         wanted, got = model.create_embedding(texts), mine.create_embedding(texts)
-        if mine.pooling_type() == 0:  # llama_cpp reads the vectors of a second text from the wrong place
+        if mine.pooling_type() == 0:  # llama_cpp reads the vectors of the second text from a wrong place
             wanted["data"][1]["embedding"] = model.create_embedding(texts[1])["data"][0]["embedding"]
         assert got.keys() == wanted.keys()
         assert got["usage"] == wanted["usage"]
@@ -385,7 +385,7 @@ def test_embeddings_are_theirs(pooling):
             assert one["index"] == other["index"]
             first, second = np.array(one["embedding"]), np.array(other["embedding"])
             assert first.shape == second.shape
-            # not by element: flash attention rounds otherwise
+            # the vectors differ a little, because flash attention rounds differently
             assert np.sum(first * second) / np.linalg.norm(first) / np.linalg.norm(second) > 0.999
 
 
@@ -414,7 +414,7 @@ def test_calls_from_many_threads_run_as_one_batch(ours, steps):
             until(lambda: ours.llm.stats().in_flight == len(asked))
         together = list(together)
     after = ours.llm.stats()
-    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 46  # the rule of equality, on 48 texts
+    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 46  # the rule of equality, for 48 texts
     assert after.decode_rows - before.decode_rows > 1.5 * (after.decode_calls - before.decode_calls)
 
 

@@ -1,4 +1,4 @@
-"""Programs of vLLM's offline calls on compat.vllm: generate, chat, embed, score, structured outputs, LoRA."""
+"""Programs for vLLM's offline API run with compat.vllm: generate, chat, embed, score, structured outputs, LoRA."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ OF_VLLM = {
 
 @pytest.fixture(scope="module")
 def llm():
-    options._warned.clear()  # another test of this process may have asked for the same
+    options._warned.clear()  # an earlier test of this process may have caused the same warning
     with pytest.warns(UserWarning, match="without effect here") as caught:
         made = LLM(model="tiny", **OF_VLLM)
     assert len(caught) == 1
@@ -87,7 +87,7 @@ def test_structured_outputs(llm):
 
 
 def test_the_loop_of_an_engine(tmp_path):
-    """As in vLLM's LoRA example: requests are added while others run."""
+    """Requests are added while others run, as in vLLM's LoRA example."""
     red = LoRARequest("red", 1, str(write_lora(tmp_path / "red.gguf", seed=1)))
     args = EngineArgs(model="tiny", enable_lora=True, n_slots=4, seed=0)
     assert dataclasses.asdict(args) == {"model": "tiny", "enable_lora": True, "n_slots": 4, "seed": 0}

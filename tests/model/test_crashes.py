@@ -1,11 +1,11 @@
-"""The figures of crash isolation; their full counts are run by `make test-long`."""
+"""Some cases of the figures of crash isolation. `make test-long` runs all cases."""
 
 import pytest
 
 from llamabatch.native_build.tools import SetupFailure
 from tests.long import killed_children, poison
 
-# one kind of model each; the first three are a transformer and two hybrids
+# each case has another kind of model; the first three are a transformer and two hybrids
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n > 2 else []) for n in range(killed_children.QUICK)]
 
 

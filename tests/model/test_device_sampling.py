@@ -1,4 +1,4 @@
-"""device_sampling on the CPU, which is a device to llama.cpp like any other."""
+"""device_sampling on the CPU, which llama.cpp treats like any other device."""
 
 import random
 
@@ -17,7 +17,7 @@ PROMPTS += ["Write a story about a fox.", "2 + 2 =", 'Give a JSON record of a pe
 
 @pytest.fixture
 def rows(monkeypatch):
-    """Kinds of the rows that are read: "top" or "whole", one a call."""
+    """A list that gets the kind of rows of each read: "top" or "whole"."""
     read, kinds = Context.rows, []
 
     def noted(self, n_rows):
@@ -114,7 +114,7 @@ def test_logits_that_stayed_on_the_device_are_not_handed_out(sampling, rows, mon
 
 def test_a_device_without_the_operation_returns_whole_rows(plain, rows, monkeypatch):
     def init(lib):
-        return lambda k: lib.llama_sampler_init_typical(0.9, 1)  # which no device computes
+        return lambda k: lib.llama_sampler_init_typical(0.9, 1)  # no device has an operation for this sampler
 
     class Library:
         def __init__(self, lib):

@@ -1,4 +1,4 @@
-"""The Python in docs/*.md runs: the blocks of a page one after another, as a reader would type them."""
+"""The Python in docs/*.md runs. The blocks of a page run one after another, as a reader would type them."""
 
 import re
 import shutil
@@ -18,12 +18,12 @@ PAGES = {
     page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
     for page in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 }
-# what is no program to run: three lines of the engine, quoted
+# pages whose blocks only quote our code
 QUOTES = {"architecture.md"}
-# models that a page takes for given: kinds of encoder_files.py, and their files
+# models that a page expects, by page: a kind of encoder_files.py -> the name of the file
 MODELS = {"rerank.md": {"bert-rank": "reranker.gguf", "bert-classes": "emotions.gguf"}}
 
-# what a page needs installed; its framework may write to stderr. tests/integrations runs these
+# packages that a page needs. tests/integrations runs these pages; their frameworks may write to stderr
 NEEDS = {
     **{"lm_eval.md": "lm_eval", "langchain.md": "langchain_core", "inspect.md": "inspect_ai", "litellm.md": "litellm"},
     "clusters.md": "dask.dataframe pyspark daft",
@@ -33,7 +33,7 @@ NEEDS = {
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Writes what a page takes for given: its models, pictures and sounds."""
+    """Writes the models, pictures and sounds that a page expects."""
     for name, file in MODELS.get(page.name, {}).items():
         write_encoder(name, folder / file)
     if page.name == "images.md":

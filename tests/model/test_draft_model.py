@@ -1,4 +1,4 @@
-"""A draft model: its guesses follow the target wherever its sequences go, and never change a text."""
+"""A draft model follows every change of the target's sequences, and its guesses never change a text."""
 
 import json
 import random
@@ -13,12 +13,12 @@ from llamabatch.llama.draft_model import check_draft
 from tests.model import architectures
 from tests.model.conftest import GREEDY, HELDOUT, mixed_conversations
 
-# one thread: what is tested is the bookkeeping, and a second one mostly waits in a model of this size
+# one thread, because a second one mostly waits in so small a model
 ITSELF = {"speculate": "draft", "draft_model": "tiny", "speculate_always": True, "n_threads_batch": 1}
 
 
 def conversations_with_stories(n, seed):
-    """Every other one asks for a story, which is long."""
+    """Returns n conversations. Every second one asks for a story, because stories are long."""
     others = mixed_conversations(n, seed=seed)
     asked = [json.loads(line) for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
     stories = [row["messages"] for row in asked if row["kind"] == "stories"]
@@ -27,7 +27,7 @@ def conversations_with_stories(n, seed):
 
 @pytest.fixture(scope="module")
 def another(tmp_path_factory):
-    """A model of the same vocabulary with random weights: it guesses nothing right."""
+    """A model of the same vocabulary with random weights. Its guesses are hardly ever right."""
     return str(architectures.write("llama", tmp_path_factory.mktemp("draft") / "random.gguf"))
 
 
@@ -56,7 +56,7 @@ def test_a_model_that_drafts_for_itself_is_right(options, reference, assert_equa
 
 
 def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, assert_equal_by_the_rule):
-    """Requests come while others run, some leave early: wrong cells of the draft model would show in its guesses."""
+    """Requests come while others run, and some leave early. Wrong cells of the draft model would spoil its guesses."""
     rng = random.Random(4)
     head = reference.tokenize("Ada keeps three cats. Ben keeps one dog. Carla keeps five fish. " * 3)
     prompts = [
@@ -87,12 +87,12 @@ def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, asser
     assert stats.acceptance >= 0.99
     outputs = [finished[f"r{i}"] for i in range(len(prompts))]
     assert_equal_by_the_rule(outputs, wanted, least=0.9)
-    # each prompt once at most and each guess once, with a few rows computed again: nothing is computed from its start
+    # Each prompt and each guess is computed at most once, but for a few rows. No sequence is computed again as a whole.
     assert sum(computed) <= sum(map(len, prompts)) + 2 * sum(len(output.token_ids) for output in outputs)
 
 
 def test_a_long_prompt_is_caught_up_with_in_small_parts(reference, assert_equal_by_the_rule):
-    """A step beside generation computes one pass of prompt tokens with the draft model at most."""
+    """In a step that also decodes, the draft model computes at most one pass of prompt tokens."""
     prompts = [[300 + i + j % 50 for j in range(700 if i < 2 else 9)] for i in range(4)]
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     finished = {}
@@ -143,7 +143,7 @@ def test_a_draft_model_that_is_always_wrong_changes_nothing(another, reference, 
     with LLM("tiny", speculate_always=True, **options) as llm:
         assert_equal_by_the_rule(llm.chat(conversations, GREEDY), reference.chat(conversations, GREEDY), least=0.95)
         assert llm.stats().acceptance < 0.2
-    with LLM("tiny", **options) as llm:  # left to itself, it sees that this does not pay
+    with LLM("tiny", **options) as llm:  # without speculate_always, the engine notices that guessing does not pay
         llm.generate(["Tell me a story."] * 8, SamplingParams(temperature=0, max_tokens=300, ignore_eos=True))
         stats = llm.stats()
     assert stats.speculating == 0
@@ -234,7 +234,7 @@ def test_recurrent_models_are_refused_on_both_sides(tmp_path):
 
 
 def test_a_model_with_a_sliding_window_guesses_with_all_its_cells(tmp_path):
-    """As target and as draft; without the older cells it is refused on both sides."""
+    """It may be the target and the draft model. With swa_full=False, both are refused."""
     target = architectures.write("gemma2", tmp_path / "target.gguf")
     draft = architectures.write("gemma2", tmp_path / "draft.gguf", seed=1)
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)

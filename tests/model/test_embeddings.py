@@ -1,4 +1,4 @@
-"""Vectors of texts: against llama_cpp.Llama, in company, beside generation, and what is refused."""
+"""Vectors of texts equal those of llama_cpp.Llama, alone, in a batch and beside generation. Wrong calls are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bert(tmp_path_factory):
 
 
 def peer(path, texts, pooling=None):
-    """llama_cpp.Llama's vectors, text by text."""
+    """Returns llama_cpp.Llama's vectors, computed text by text."""
     import llama_cpp
 
     more = {} if pooling is None else {"pooling_type": pooling}
@@ -63,7 +63,7 @@ def test_vectors_of_an_encoder_are_those_of_llama_cpp(tmp_path, pooling):
 
 
 def test_vectors_of_a_decoder_are_those_of_llama_cpp():
-    # with AMX our products of prompts are in BF16, theirs in 8 bits
+    # with AMX, our kernels multiply prompts in BF16, and those of llama_cpp in 8 bits
     alike = 0.9995 if "prompts" in repack_features() else 0.9999
     with LLM("tiny") as llm:
         for vector, wanted in zip(llm.embed(TEXTS), peer(bundled_model(), TEXTS, pooling=1), strict=True):
@@ -156,7 +156,7 @@ def test_generation_goes_on_beside_embeddings(options, assert_equal_by_the_rule)
 
 
 def test_texts_wait_their_turn_beside_talkers():
-    """A step with talkers embeds no more than 64 tokens, but for one in 30."""
+    """A step that also decodes embeds at most 64 tokens, except one step in 30."""
     with Engine(EngineConfig("tiny", strategy="batched", n_slots=4)) as engine:
         engine.add(Request("talker", (5, 6, 7), SamplingParams(max_tokens=200, ignore_eos=True)))
         engine.step()

@@ -1,4 +1,4 @@
-"""Embeddings, ranks and classes of encoders, against transformers; what a file or a call must not ask for."""
+"""Embeddings, ranks and classes of encoders equal those of transformers. Unsuitable files and calls are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from tests.model.encoder_files import ENCODERS, N_CTX, N_EMBD, QUERY, TEXTS, wri
 from tests.waiting import until
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "encoders" / "vectors.json").read_text(encoding="utf-8"))
-NEAR = 1e-3  # llama.cpp computes GELU by its tanh form from a table of halves: transformers' differs by 4e-4 here
+# llama.cpp reads GELU, in its tanh form, from a table of float16 values. transformers' GELU differs by 4e-4 here.
+NEAR = 1e-3
 DOCUMENTS = list(TEXTS)
 
 
@@ -56,7 +57,7 @@ def qwen(tmp_path_factory):
 
 
 def raw(llm, name, texts):
-    """The numbers that transformers gives, too, in the order of the texts."""
+    """Returns our numbers in the order of the texts, for comparison with those of transformers."""
     if not ENCODERS[name].n_labels:
         return llm.embed(texts, normalize=False)
     if ENCODERS[name].n_labels > 1:
@@ -129,7 +130,7 @@ def test_classes_have_names_and_probabilities(files):
         assert each.label == list(each.probs)[int(np.argmax(values))]
         assert each.probability == max(each.probs.values())
         assert abs(sum(each.probs.values()) - 1) < 1e-6
-    with LLM(files["bert-rank"]) as llm:  # one output without a name
+    with LLM(files["bert-rank"]) as llm:  # this model has one output, without a name
         [one] = llm.classify("blue")
         assert list(one.probs) == [one.label] == ["LABEL_0"]
         assert 0 < one.probability < 1
@@ -250,7 +251,7 @@ with LLM(sys.argv[1], profile=False, n_ubatch=256) as llm:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("name", ["bert", "xlm-roberta-classes"])
 def test_the_predicted_peak_is_the_measured_one(tmp_path, name):
-    """An encoder's graph has no logits, and those that llama.cpp keeps room for are written on a stock build alone."""
+    """An encoder's graph has no logits. llama.cpp still reserves memory for them, but only a stock build touches it."""
     path = write_encoder(name, tmp_path / "large.gguf", n_more=60_000)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PEAK, str(path)]
@@ -270,7 +271,7 @@ def test_pooling_is_an_option_of_the_engine(files):
         lengths = [len(llm.tokenize(text)) for text in DOCUMENTS]
     found = {}
     for pooling in ("cls", "last", "none", "mean"):
-        with LLM(files["bert-rank"], pooling=pooling) as llm:  # the same weights, and a head that is left alone
+        with LLM(files["bert-rank"], pooling=pooling) as llm:  # the same weights; the head is ignored
             found[pooling] = llm.embed(DOCUMENTS, normalize=False)
     assert [each.shape for each in found["none"]] == [(n, N_EMBD) for n in lengths]
     for at, rows in enumerate(found["none"]):
@@ -310,7 +311,7 @@ def test_dimensions_cut_and_then_normalise(files):
 
 
 def test_a_text_longer_than_a_pass_has_one_of_its_own(files):
-    """llama.cpp ends the process where an encoder has more tokens than n_ubatch."""
+    """llama.cpp would end the process if an encoder got more tokens than n_ubatch."""
     with LLM(files["xlm-roberta-rank"], n_ubatch=8, n_batch=80) as llm:
         found = llm.rerank(QUERY, DOCUMENTS, use_activation=False)
         assert (
@@ -323,7 +324,7 @@ def test_a_text_longer_than_a_pass_has_one_of_its_own(files):
 
 
 def test_heads_that_llama_cpp_could_not_read_are_refused(tmp_path):
-    """It copies as many floats as there are labels from each row of outputs, however long that is."""
+    """llama.cpp copies as many floats as the file has labels from each row of outputs, even if the row is shorter."""
     headless = ("cls.output.weight", "cls.output.bias")
     path = write_encoder("bert-classes", tmp_path / "a.gguf", without=headless, pooling_type=gguf.PoolingType.RANK)
     with pytest.raises(ConfigError, match="rank"):
@@ -340,14 +341,14 @@ def test_heads_that_llama_cpp_could_not_read_are_refused(tmp_path):
     ("trial", "reason"), [("off", "adds a BOS token to each text but has none"), ("on", "crashes the process")]
 )
 def test_a_vocabulary_without_its_own_marks_is_refused(tmp_path, trial, reason):
-    """llama.cpp asserts that a token which it puts around each text is there."""
+    """llama.cpp asserts that the vocabulary has the tokens that it adds at the beginning and end of each text."""
     path = write_encoder("xlm-roberta-rank", tmp_path / "a.gguf", marks=False)
     with pytest.raises(ModelFileError, match=reason):
         LLM(path, trial=trial)
 
 
 def test_adapters_change_scores(qwen, tmp_path):
-    """A LoRA on a model that ranks, for one call and not for another."""
+    """A LoRA changes the scores of a ranking model only in the call that names it."""
     writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "qwen3")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -368,7 +369,7 @@ def test_adapters_change_scores(qwen, tmp_path):
 
 
 def test_a_decoder_ranks_by_its_template(qwen):
-    """As Qwen3-Reranker: the probability of "yes" behind the last token."""
+    """The score is the probability of "yes" after the last token, as for Qwen3-Reranker."""
     with LLM(qwen, instances=1) as llm:
         found = llm.rerank(QUERY, DOCUMENTS)
         assert llm.stats().embed_passes <= 3
@@ -379,7 +380,7 @@ def test_a_decoder_ranks_by_its_template(qwen):
         with pytest.raises(ConfigError, match=r"cannot generate text: it is a model \(qwen3\) that ranks"):
             llm.generate("a")
         alone = [llm.rerank(QUERY, [text])[0].relevance_score for text in DOCUMENTS]
-        # a query cannot smuggle a document in
+        # a "{document}" in the query is not replaced by the document
         [tricky] = llm.rerank("about {document}", ["blue"])
         plain = RERANK_TEMPLATE.replace("{document}", "blue").replace("{query}", "about {document}")
         [wanted] = llm.classify(llm.tokenize(plain, parse_special=True))
@@ -389,7 +390,7 @@ def test_a_decoder_ranks_by_its_template(qwen):
         assert each.relevance_score == pytest.approx(alone[each.index], abs=1e-4)
     assert all(list(each.probs) == ["yes", "no"] and abs(sum(each.probs.values()) - 1) < 1e-5 for each in classes)
     assert len({round(each.relevance_score, 4) for each in found}) > 3
-    with LLM(qwen, pooling="last") as llm:  # then it is a decoder like any other
+    with LLM(qwen, pooling="last") as llm:  # with this pooling, the model is an ordinary decoder
         assert llm.generate("a", {"max_tokens": 2, "ignore_eos": True})[0].finish_reason == "length"
         assert llm.embed("a")[0].shape == (64,)
 
@@ -411,7 +412,7 @@ def test_pairs_of_a_child_that_dies_go_on_in_another(files):
         until(lambda: llm.stats().submitted)
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
-        llm.rerank(QUERY, ["blue"])  # by the next child, also if the first one was done before it died
+        llm.rerank(QUERY, ["blue"])  # computed by the next child, even if the first had finished before it was killed
         assert [beat.restarts for beat in llm.heartbeats] == [1]
     assert sorted(each.index for each in found) == list(range(len(documents)))
     for each in found:

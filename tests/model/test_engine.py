@@ -1,4 +1,4 @@
-"""The engine by hand: lengths, limits, stops, aborts, counting."""
+"""The engine, stepped by hand: lengths, limits, stops, aborts, counts."""
 
 import ctypes
 import random
@@ -89,7 +89,7 @@ def test_a_sampler_state_lives_as_long_as_its_sequence(engine):
     for _ in range(5):
         engine.step()
         in_flight()
-    for request_id in ("several", "r3", "unknown"):  # one runs with copies, one waits
+    for request_id in ("several", "r3", "unknown"):  # "several" runs with n copies, "r3" waits
         engine.abort(request_id)
         in_flight()
     assert set(finish(engine)) == {"formed", "r0", "r1", "r2"}
@@ -100,12 +100,12 @@ def test_abort_in_every_state(engine):
     long = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     for i in range(6):
         engine.add(Request(f"r{i}", ids(engine, 200, seed=i), long))
-    assert engine.abort("r5").finished.finish_reason is FinishReason.ABORT  # waiting
+    assert engine.abort("r5").finished.finish_reason is FinishReason.ABORT  # r5 waits
     engine.step()
-    assert engine.abort("r0").finished.finish_reason is FinishReason.ABORT  # in its prefill
+    assert engine.abort("r0").finished.finish_reason is FinishReason.ABORT  # r0 is in prefill
     for _ in range(30):
         engine.step()
-    aborted = engine.abort("r1").finished  # while it generates
+    aborted = engine.abort("r1").finished  # r1 decodes
     assert aborted.finish_reason is FinishReason.ABORT
     assert engine.abort("r1") is None
     assert engine.abort("never heard of") is None
@@ -144,7 +144,7 @@ def test_after_close(engine):
 
 @pytest.mark.parametrize("unified", [False, True])
 def test_counted_passes_are_llama_cpps(unified):
-    """count_passes against the number of graphs that llama.cpp computes, seen through its evaluation callback."""
+    """Compares count_passes with the number of graphs that llama.cpp computes. Its evaluation callback counts them."""
     lib = load()
     config = EngineConfig("tiny")
     model = Model(resolve("tiny"), config)
@@ -152,7 +152,7 @@ def test_counted_passes_are_llama_cpps(unified):
 
     @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
     def watch(tensor, ask, _data):
-        # ggml_tensor.name: ask once a node; the result of the last layer's norm occurs once a graph
+        # The struct contains the tensor's name. llama.cpp asks once for each node; each graph has one "result_norm".
         if ask and ctypes.string_at(tensor, 400).find(b"result_norm\0") >= 0:
             seen.append(1)
         return False
@@ -176,7 +176,7 @@ def test_counted_passes_are_llama_cpps(unified):
             free = [s for s in range(16) if s not in slots]
             dummies = () if unified else rng.sample(free, rng.randrange(0, len(free) + 1))
             call = Call(tuple(spans), tuple(dummies))
-            if rng.random() < 0.4:  # one that checks guesses
+            if rng.random() < 0.4:  # a call that checks draft tokens
                 n = rng.choice([1, 3, 9])
                 spans = [span._replace(length=1 + n, draft=(7,) * rng.randrange(n + 1)) for span in spans]
                 call = Call(tuple(spans), tuple(dummies), n)
@@ -191,7 +191,7 @@ def test_counted_passes_are_llama_cpps(unified):
 
 @pytest.mark.parametrize("options", [{}, {"kv": "unified", "kv_cells": 2048}], ids=["split", "unified"])
 def test_two_that_arrive_cost_those_that_run_nothing(options):
-    """With all slots from the start, and where the context grows: each token is computed once, in one pass a step."""
+    """Each token is computed once, in one pass a step, with all slots from the start and with a growing context."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     for start in ({}, {"start_slots": 8}):
         with Engine(EngineConfig("tiny", n_slots=10, n_ctx=256, cache_prefix=False, **start, **options)) as engine:
@@ -215,7 +215,7 @@ def test_two_that_arrive_cost_those_that_run_nothing(options):
 
 
 def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_the_rule):
-    """Requests that come while others run need more slots: the running ones move to a larger context."""
+    """Requests that come while others run need more slots, so the running ones move to a larger context."""
     conversations = mixed_conversations(14, seed=21)
     wanted = reference.chat(conversations, greedy)
     with Engine(EngineConfig("tiny", n_slots=16, start_slots=2)) as engine:
@@ -251,7 +251,7 @@ def test_what_finished_requests_left_moves_with_the_context():
 
 
 def test_an_engine_may_be_closed_while_its_context_grows(monkeypatch):
-    """The larger context is still in the making, on its thread; nothing of it stays."""
+    """The larger context is still being made on its thread. It is freed when it is done."""
     made, release, closed = Context.__init__, threading.Event(), []
 
     def slowly(self, model, config, n_slots):
@@ -275,7 +275,7 @@ def test_an_engine_may_be_closed_while_its_context_grows(monkeypatch):
 
 
 def test_one_long_beside_many_short_in_a_unified_cache(reference):
-    """1,024 cells for 8 slots of up to 512: all run at once, none is preempted, and the texts are right."""
+    """8 slots of up to 512 cells share 1,024 cells. All requests run at once, none is preempted, texts are right."""
     with Engine(EngineConfig("tiny", kv="unified", n_slots=8, n_ctx=512, kv_cells=1024)) as engine:
         prompts = {"long": ids(engine, 400, seed=1)} | {f"s{i}": ids(engine, 20, seed=i) for i in range(7)}
         for name, prompt in prompts.items():

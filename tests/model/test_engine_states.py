@@ -1,4 +1,4 @@
-"""states() for every kind of client: slots and queue while they compute, and no call waits for a step."""
+"""states() of every kind of client shows slots and queue while the engine computes, and waits for no step."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def test_slots_and_queue_are_seen_while_requests_run(kind, steps):
             assert all(state.n_ctx == llm.plan.config.n_ctx and state.steps > 3 for state in states)
             with steps.held():
                 first, *_, last = [client.states() for _ in range(4)]
-            for one, other in zip(first, last, strict=True):  # a step may have been under way
+            for one, other in zip(first, last, strict=True):  # one step may have been under way
                 assert other.steps <= one.steps + 1, "it waited for the steps"
         finally:
             done.set()

@@ -1,4 +1,4 @@
-"""Equal bits: a row's logits are the same bits alone and in company, or the option is refused."""
+"""Equal bits: a row's logits have the same bits alone and in a batch, or the option is refused."""
 
 import functools
 from dataclasses import replace
@@ -20,7 +20,7 @@ OPTIONS = {"n_ctx": 768, "n_threads": 1, "n_threads_batch": 1, "trial": "off"}
 
 @pytest.fixture(scope="module", params=["tiny", "F16", "experts"])
 def model(request, tmp_path_factory):
-    """The bundled model, one of F16, and a mixture of experts in F32."""
+    """The bundled model, a model in F16, and a mixture of experts in F32."""
     folder = tmp_path_factory.mktemp("models")
     if request.param == "F16":
         write_model(replace(equal_bits.SHAPE, n_embd=256, n_ff=256, n_head=4, n_head_kv=2), folder / "f16.gguf", "F16")
@@ -30,14 +30,15 @@ def model(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked():
-    """Short prompts, some of which begin alike, and one that is longer than a range of keys of the attention."""
+    """Returns prompts and output lengths. Most prompts are short, and some begin alike. One is so long that attention
+    splits its keys into several ranges."""
     prompts, lengths = equal_bits.requests(3, 14, 1100)
     return [*(prompt[:90] for prompt in prompts), [400 + i % 300 for i in range(530)]], [*lengths, 3]
 
 
 @pytest.fixture(scope="module")
 def alone(model, asked):
-    """Returns the rows of each request alone, with the promise of equal bits or without."""
+    """A function that returns the rows of each request alone, with or without the promise of equal bits."""
 
     @functools.cache
     def found(promised):
@@ -59,7 +60,7 @@ def test_rows_have_the_same_bits_alone_and_in_company(model, asked, alone, promi
 
 
 class Toggled:
-    """One thread and two in turn, step by step."""
+    """Replaces the choice of threads: steps have one thread and two threads in turn."""
 
     def __init__(self, most, tries):
         assert (most, tries) == (2, True)
@@ -85,7 +86,7 @@ def test_a_change_of_threads_between_steps_changes_no_bits(model, asked, alone, 
 @pytest.mark.skipif(not {"wide", "wide8"} & library.repack_features(), reason="no AVX2, or a build without 0012")
 @pytest.mark.parametrize("kind", ["Q5_K", "Q6_K", "Q8_0", "Q4_0"])
 def test_columns_in_strips_give_a_row_the_same_bits_alone_and_in_tiles(kind, asked, tmp_path):
-    """Nine rows and more go through AMX where there is any, fewer do not."""
+    """On a CPU with AMX, a product of nine rows or more uses AMX, and one of fewer rows does not."""
     write_model(replace(equal_bits.SHAPE, n_vocab=2048), tmp_path / "f16.gguf", "F16")
     path = str(equal_bits.quantised(tmp_path / "f16.gguf", tmp_path / "model.gguf", kind))
     prompts, lengths = [prompt[:90] for prompt in asked[0][:12]], [min(4, length) for length in asked[1][:12]]

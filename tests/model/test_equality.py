@@ -1,4 +1,4 @@
-"""The rule of equality: company, strategy and prefix sharing do not change a greedy text."""
+"""The rule of equality: other requests, the strategy and prefix sharing do not change a greedy text."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.alone  # threads on all cores
 @pytest.fixture(scope="module")
 def wanted(reference):
     conversations = mixed_conversations(200)
-    # alone: each in a call of its own, the engine empty before and after
+    # alone: each conversation has a call of its own, and the engine has no other request
     return [reference.chat(c, SamplingParams(temperature=0, max_tokens=48))[0] for c in conversations]
 
 
@@ -40,7 +40,7 @@ def test_the_same_prompt_many_times_is_the_same_text(greedy):
 
 
 def test_sampled_text_depends_on_the_seed_alone():
-    """Not promised to the last token (arithmetic differs by batch shape), so the rate is what is tested."""
+    """Rounding depends on the shape of the batch, so not every sampled text is equal. The test checks the share."""
     conversations = mixed_conversations(60, seed=3)
     params = [SamplingParams(temperature=0.8, seed=i, max_tokens=32) for i in range(60)]
     with LLM("tiny", strategy="sequential") as one, LLM("tiny", n_slots=16) as many:

@@ -1,4 +1,4 @@
-"""Every example runs, is short, and says what it shows."""
+"""Every example runs, is short, and states its purpose."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
-# what an example needs installed; its framework may write to stderr
+# packages that an example needs; their frameworks may write to stderr
 NEEDS = {
     **{"with_lm_eval": "lm_eval", "with_langchain": "langchain_core"},
     **{"with_inspect": "inspect_ai", "with_litellm": "litellm", "with_openai": "openai"},

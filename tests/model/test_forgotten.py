@@ -1,4 +1,4 @@
-"""A forgotten LLM ends at once, by its reference count alone: its threads, its processes, its memory."""
+"""An LLM without references ends at once, without garbage collection, with its threads, processes and memory."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ def fail(llm):
 
 
 def refuse_in_the_engine(llm):
-    """The last command that its thread gets."""
+    """Submits a request that the engine refuses. It is the last command of the engine's thread."""
     told = queue.SimpleQueue()
     llm._client.submit([Request("a", (5,) * 2000, SHORT)], told.put)
     assert told.get(timeout=PATIENCE_S)[0].finished.error is not None
@@ -88,7 +88,7 @@ def assert_gone(begun):
 
 
 def test_an_engine_leaves_no_cycle_behind(begun):
-    """Logits and the texts of tokens are Python's memory, too."""
+    """A reference cycle would keep logits and the texts of tokens in Python's memory."""
     llm = LLM("tiny", n_slots=2, n_ctx=512, **PLACES["two threads"])
     use(llm)
     fail(llm)
@@ -114,7 +114,7 @@ def test_an_async_llm(place, begun):
         del task
 
     asyncio.run(main(None))
-    asyncio.run(main(0.01))  # cancelled while it loads
+    asyncio.run(main(0.01))  # cancelled while the model loads
     assert_gone(begun)
 
 
@@ -124,7 +124,7 @@ def test_an_async_llm_whose_load_would_never_end(place, end, begun, monkeypatch,
     load, send = Model._load, Wire.send
 
     def load_on(model, weights):
-        if weights is not None:  # a child's parent loads the vocabulary alone
+        if weights is not None:  # the parent of a child loads only the vocabulary
             until(is_cancelled)
         load(model, weights)
 
@@ -146,7 +146,7 @@ def test_an_async_llm_whose_load_would_never_end(place, end, begun, monkeypatch,
 
     asyncio.run(main())
     assert_gone(begun)
-    # asyncio logs what nobody fetched; a sink of an earlier test that always raises may still be tried again
+    # asyncio logs errors that nobody fetched; other records may come from a raising sink of an earlier test
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 

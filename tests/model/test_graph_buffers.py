@@ -1,4 +1,4 @@
-"""The buffers that llama.cpp would reserve, as it reports them, against our arithmetic from the header."""
+"""Compares our estimate of llama.cpp's buffers, made from the header, with the sizes that llama.cpp reports."""
 
 import contextlib
 import logging
@@ -21,13 +21,13 @@ from tests.model.small_shapes import HYBRIDS
 
 MIB = 2**20
 SMALL = Shape("qwen2", 4, 256, 1024, 4, 2, 64, 4096, 4096, 1e6, 1e-6, tied=True)
-# cells of a slot, slots, tokens of a pass, flash attention, output rows
+# cells of a slot, slots, most tokens of a pass, flash attention, output rows
 GRID = [(1024, 1, 512, True, 1), (1024, 8, 512, True, 64), (2048, 8, 512, False, 8), (256, 32, 128, False, 32)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def told():
-    """Lines of llama.cpp's log."""
+    """A list that gets the lines of llama.cpp's log."""
     lines = []
     handler, logger = logging.Handler(), log.llama_logger
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -52,7 +52,7 @@ def unallocated(path):
 
 
 def reserved(model, told, cells, slots, n_ubatch, flash, outputs):
-    """MiB of the buffer of a pass."""
+    """Returns the MiB that llama.cpp reserves for the buffer of a pass."""
     lib = library.load()
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = cells * slots, 2048, n_ubatch, slots
@@ -74,8 +74,9 @@ def predicted(facts, cells, slots, n_ubatch, flash, outputs):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "t5")])
 def test_all_kinds_of_models(kind, told, tmp_path):
-    """Never much less than llama.cpp takes, and little more, but where experts follow dense layers."""
-    least = 0.88 if kind in ("step35", "gemma4") else 0.94  # without flash attention these keep a little more
+    """Our estimate is hardly less than llama.cpp's, and little more, except if experts follow dense layers."""
+    # without flash attention, llama.cpp reserves a little more for these two
+    least = 0.88 if kind in ("step35", "gemma4") else 0.94
     path = write(kind, tmp_path / f"{kind}.gguf")
     facts = ModelFacts.read(path)
     with unallocated(path) as model:
@@ -86,7 +87,7 @@ def test_all_kinds_of_models(kind, told, tmp_path):
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b"])
 def test_real_shapes(name, told, tmp_path):
-    """Files with headers and no weights: nothing is read of these."""
+    """The files have headers but no weights, since no weights are read."""
     path = resolve(name) if name == "tiny" else tmp_path / "sparse.gguf"
     if name != "tiny":
         tensors = list(tensors_of(SHAPES[name], "Q4_K_M"))
@@ -103,7 +104,7 @@ def test_real_shapes(name, told, tmp_path):
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_cells_and_states_of_hybrids(name, told, tmp_path):
-    """Of the layers that have them alone."""
+    """Only attention layers have cells, and only recurrent layers have states."""
     path = tmp_path / "m.gguf"
     write_model(HYBRIDS[name], path)
     facts, cells, slots = ModelFacts.read(path), 8192, 4

@@ -1,4 +1,4 @@
-"""A llama_decode under way ends when its engine is to end, and what it was computing is as any other request then."""
+"""A running llama_decode stops when its engine must end. Its requests end as all others do."""
 
 import pytest
 

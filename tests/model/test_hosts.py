@@ -1,6 +1,6 @@
-"""The programs that hold an LLM: notebooks, event loops, forks, forgetful ones. None hangs, none dies of it.
+"""Programs that use an LLM in notebooks, event loops or forks, or do not close it, neither hang nor crash.
 
-Each is a program of its own with a time limit, so that a hang or an abort is one failed test.
+Each test runs a program of its own with a time limit, so that a hang or a crash fails only one test.
 """
 
 import os
@@ -24,7 +24,7 @@ HEAD = """
 
 
 def run(code, *, on_stdin=False, timeout=60):
-    """The output of the program, which must end with code 0 and an empty stderr."""
+    """Runs a program, and returns its output. It must end with code 0 and an empty stderr."""
     text = textwrap.dedent(HEAD) + textwrap.dedent(code)
     command = [sys.executable, "-W", "ignore", *(["-"] if on_stdin else ["-c", text])]
     done = subprocess.run(
@@ -35,7 +35,7 @@ def run(code, *, on_stdin=False, timeout=60):
     return done.stdout.split()
 
 
-# --- two at once --------------------------------------------------------------------------------------------------
+# --- two LLMs at once ---------------------------------------------------------------------------------------------
 
 
 def test_two_of_one_model_at_once(reference, assert_equal_by_the_rule):
@@ -70,7 +70,7 @@ def test_a_program_on_stdin():
 
 
 def test_cells_of_a_notebook():
-    """No __main__ module with a file, a running event loop, a model made anew under the same name."""
+    """A notebook has no file of __main__, but a running event loop. Its cells make new LLMs under the same name."""
     code = """
         cells = [
             "llm = LLM('tiny', n_slots=2)",
@@ -93,7 +93,7 @@ def test_cells_of_a_notebook():
 
 
 def test_cells_with_await():
-    """AsyncLLM in a notebook's loop: left with requests in flight, made anew, and forgotten."""
+    """In a notebook's loop, an AsyncLLM is dropped with requests in flight, made again, and never closed."""
     code = """
         from llamabatch import AsyncLLM
         async def kernel():
@@ -127,7 +127,7 @@ def test_made_anew_many_times():
     assert run(code) == ["1", "True"]
 
 
-# --- forgotten ----------------------------------------------------------------------------------------------------
+# --- not closed ---------------------------------------------------------------------------------------------------
 
 FORGOTTEN = {
     "in flight": """
@@ -170,8 +170,8 @@ def test_forgotten(how, options):
 
 
 def test_collected_in_the_middle_of_a_line_of_the_log():
-    """A collection runs wherever memory is asked for, so also where this thread holds the lock of llama.cpp's log,
-    which the engine wants to tell of its end."""
+    """A garbage collection may run while this thread has the lock of llama.cpp's log. The engine needs the same lock to
+    log its end."""
     code = """
         import logging
         from llamabatch.llama import library, log
@@ -204,7 +204,7 @@ IN_A_FORK = {
 @if_forks
 @pytest.mark.parametrize("options", ["n_slots=2", "n_slots=4, instances=2", "isolate=True"])
 def test_an_llm_in_a_fork_says_so(options):
-    """With its locks held by threads that did not come along."""
+    """In the fork, locks of the LLM may be locked by threads that the fork does not have."""
     code = f"""
         llm = LLM("tiny", {options})
         pieces = llm.stream(["x"] * 2, LONG)
@@ -294,7 +294,7 @@ def test_gpus_are_refused_in_a_fork():
 
 @if_forks
 def test_a_fork_keeps_no_child_program_alive():
-    """The engine's process ends with the program that made it, though a fork of that lives on."""
+    """The engine's process ends with the program that started it, even if a fork of the program still runs."""
     code = """
         import psutil, signal
         start, say = os.pipe()

@@ -1,4 +1,4 @@
-"""Signals at any moment of a command: the exit code says which one it was, stderr has one line, and no traceback."""
+"""A signal at any moment of a command gives the exit code of this signal, and one line on stderr, no traceback."""
 
 import json
 import os
@@ -24,7 +24,7 @@ RUN = ["run", "-m", "tiny", "in.jsonl", "out.jsonl"]
 
 
 def has_handlers(process):
-    """It has come to its first instruction; Python's own start comes before."""
+    """Returns True if the process has set a handler of SIGTERM. Our code does so first, after Python's own start."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
     return bool(caught >> (signal.SIGTERM - 1) & 1)
@@ -53,11 +53,11 @@ def test_a_signal_ends_it_at_any_moment_with_its_code_and_a_line(arguments, n, t
         signum = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
         try:
             process.wait(span * number / n)
-            span = min(span, time.monotonic() - start)  # the machine has become faster
+            span = min(span, time.monotonic() - start)  # the command can be faster than in the first run
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signum)  # as a terminal does
+            os.killpg(process.pid, signum)  # a terminal also signals the whole group
         out, err = process.communicate(timeout=60)
-        if process.returncode == 0:  # it was done
+        if process.returncode == 0:  # the command was done before the signal
             assert out or (tmp_path / "out.jsonl").exists()
         else:
             n_interrupted += 1
@@ -68,7 +68,7 @@ def test_a_signal_ends_it_at_any_moment_with_its_code_and_a_line(arguments, n, t
 
 
 def test_the_installed_command_takes_over_signals_as_python_m_does(tmp_path):
-    """The script that pip writes for it, but for its first line."""
+    """The test runs the script that pip writes for the command, without its first line."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     scripts = project.split("[project.scripts]\n")[1].splitlines()
     [script] = [line for line in scripts[:2] if line.startswith("llamabatch = ")]
@@ -84,7 +84,7 @@ UNTIL_SENT = "import os, time\nwhile not os.path.exists('sent'):\n    time.sleep
 
 
 def run_code(code, folder, signum):
-    """Sends the signal once the program has said that it is ready and sleeps, then makes a file `sent`."""
+    """Starts a program, and sends the signal when it has printed "ready" and sleeps. Then makes the file `sent`."""
     process = started([code], folder, [sys.executable, "-c"])
     assert process.stdout.readline() == "ready\n"
     until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
@@ -98,7 +98,7 @@ def test_native_code_does_not_hold_it_up(tmp_path):
     code = (
         "from llamabatch.utils import interrupts; interrupts.guard()\n"
         "import ctypes; lock = ctypes.create_string_buffer(64); take = ctypes.CDLL(None).pthread_mutex_lock\n"
-        "take(lock); print('ready', flush=True); take(lock)"  # for ever: a signal does not end it
+        "take(lock); print('ready', flush=True); take(lock)"  # waits for ever: a signal does not interrupt it
     )
     assert run_code(code, tmp_path, signal.SIGTERM) == (143, "", "Interrupted.\n")
 
@@ -147,7 +147,7 @@ def test_the_command_line_may_be_called_from_a_program_that_has_signals_of_its_o
 
 
 def test_the_module_that_llama_cpp_logs_through_is_delicate():
-    """An exception inside its callback would be lost in ctypes."""
+    """ctypes would drop an exception that a signal raises inside its callback."""
     assert LogForwarder.__module__ in interrupts._DELICATE
 
 
@@ -182,7 +182,7 @@ except KeyboardInterrupt:
 def test_a_signal_that_is_sent_twice_does_not_end_the_cleaning_up(tmp_path):
     """`timeout` signals the process and then its group."""
     assert run_code(CLEANING.format(pause=0.9), tmp_path, signal.SIGTERM) == (0, "cleaned\n", "")
-    _, out, err = run_code(CLEANING.format(pause=1.1), tmp_path, signal.SIGTERM)  # the user means it
+    _, out, err = run_code(CLEANING.format(pause=1.1), tmp_path, signal.SIGTERM)  # a second signal, not a copy, ends it
     assert out == ""
     assert "KeyboardInterrupt" in err
 
@@ -198,7 +198,7 @@ def test_a_signal_that_is_sent_twice_does_not_end_the_cleaning_up(tmp_path):
     ids=["set", "keys", "values", "finalize"],
 )
 def test_the_end_of_an_object_is_delicate(keep):
-    """Python prints an exception of a callback that is told of it, and goes on."""
+    """Python only prints an exception in a callback that runs at the end of an object, and goes on."""
 
     class Kept:
         pass

@@ -1,4 +1,4 @@
-"""Engines in child processes that die: what callers see of it."""
+"""What callers see if an engine's child process dies."""
 
 import itertools
 import os
@@ -46,7 +46,8 @@ def isolated(steps):
 
 @pytest.fixture
 def killed_after(isolated, steps):
-    """The pieces of a stream, of which the child is killed after so many tokens. A piece may have several."""
+    """A function that yields the pieces of a stream, and kills the child after so many tokens. A piece may have several
+    tokens."""
 
     def pieces(n_tokens, stream):
         n_seen, is_killed = 0, False
@@ -128,7 +129,7 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated, killed
     assert after.e2e_s.count == 6
     for one, other in itertools.pairwise(seen):
         assert all(value >= one.counts()[name] for name, value in other.counts().items())
-    until(lambda: isolated._client.heartbeats[0].last_token_s is not None)  # told once a second
+    until(lambda: isolated._client.heartbeats[0].last_token_s is not None)  # the child reports this once a second
     asked = time.monotonic()
     isolated.stats()
     beat = isolated._client.heartbeats[0]
@@ -180,7 +181,7 @@ def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
     client.submit([Request("poison", (*POISON, 5), SHORT)], events.put)
     [ended] = events.get(timeout=PATIENCE_S)
     assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in ended.finished.error
-    assert client.pids == []  # the third child is far away
+    assert client.pids == []  # the third child starts only after a long pause
     client.submit([Request("taken back", (5, 6), SHORT), Request("left", (5, 6), SHORT)], events.put)
     assert client.stats().waiting == 2
     client.abort(["taken back"])
@@ -251,12 +252,12 @@ def test_an_engine_that_fails_is_replaced_as_one_that_dies():
 def test_a_send_that_is_interrupted_ends_the_stream():
     client = poisoned()
     [child] = [supervisor._child for supervisor in client._children]
-    os.kill(child.pid, signal.SIGSTOP)  # so that the pipe fills up
+    os.kill(child.pid, signal.SIGSTOP)  # the paused child reads nothing, so the pipe fills up
 
     def interrupt(number, frame):
         while frame is not None and frame.f_code is not Wire.send_packed.__code__:
             frame = frame.f_back
-        if frame is not None:  # in the middle of a message
+        if frame is not None:  # the signal came in the middle of a message
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
@@ -280,15 +281,15 @@ def test_a_child_that_hangs_is_replaced():
     client.submit([Request("x", (5, 6), SHORT)], events.put)
     supervisor._policy = RestartPolicy(hang_s=0.0)
     until(lambda: stopped not in client.pids)
-    supervisor._policy = RestartPolicy()  # the next one has time, also where it gets no processor
+    supervisor._policy = RestartPolicy()  # the next child has enough time, even on a busy machine
     [ended] = events.get(timeout=60)
     assert ended.finished.error is None
-    assert client.stats().restarts >= 1  # a second one where this thread came late to give it time
+    assert client.stats().restarts >= 1  # two, if this thread changed the policy too late for the second child
     client.close()
 
 
 def test_a_sink_that_takes_long_is_no_hang_of_the_child():
-    """As no message can come in meanwhile; tests/unit/client/test_supervisor.py has the rest."""
+    """While the sink runs, no message of the child can be read. tests/unit/client/test_supervisor.py has more."""
     client = ChildClient(EngineConfig("tiny", n_slots=2))
     [child] = [supervisor._child for supervisor in client._children]
     events = queue.SimpleQueue()
@@ -314,7 +315,7 @@ def test_outputs_too_large_for_a_message_go_one_by_one_or_are_errors():
 
 
 def test_children_that_inherit_no_socket_generate_and_are_replaced(monkeypatch):
-    """As on Windows: over a connection of the loopback address."""
+    """On Windows, children connect over the loopback address. Here, this is simulated."""
     monkeypatch.setattr(system, "INHERITS_SOCKETS", False)
     config, prompts = EngineConfig("tiny", n_slots=4, n_ctx=512), ["Once", "One day", "The cat"]
     greedy = SamplingParams(temperature=0, max_tokens=5)

@@ -1,4 +1,4 @@
-"""Kernels for CPUs against float64: native_patches/kernels/tests, compiled for the library in use, and run."""
+"""Compiles and runs native_patches/kernels/tests, which compare our CPU kernels in the library in use with float64."""
 
 import os
 import re
@@ -17,7 +17,8 @@ SOURCES = Path(__file__).parents[2] / "native_patches" / "kernels" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-# 31 has no factor in common with the counts of types, shapes, rows and threads, so that each of them has its turn.
+# every=31: only each 31st combination is tested. 31 has no factor in common with the numbers of types, shapes, rows and
+# threads, so each of these still occurs.
 @pytest.mark.parametrize("every", [1, pytest.param(31, marks=pytest.mark.guard)])
 @pytest.mark.parametrize("name", ["flash_attention_check", "matmul_check", "state_check"])
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")

@@ -1,4 +1,4 @@
-"""LLM: what people call, and what they call wrongly."""
+"""Right and wrong calls of LLM."""
 
 import itertools
 import os
@@ -189,7 +189,7 @@ def test_a_container_of_the_wrong_shape_is_raised_at_once(llm, errors):
 
 
 class Series:
-    """Like pandas': numbered cells, whose own equality is an array."""
+    """Like pandas' Series: it has numbered cells, and == returns an array."""
 
     def __init__(self, cells):
         self.array = cells
@@ -207,7 +207,7 @@ class Series:
 
 
 class NAType:
-    """Like pandas'."""
+    """Like the type of pandas.NA: its truth value raises TypeError."""
 
     def __bool__(self):
         raise TypeError("boolean value of NA is ambiguous")
@@ -296,7 +296,7 @@ def test_where_all_fail_the_first_error_is_raised_with_the_outputs(llm, prompts)
     with pytest.raises(PromptError, match=rf"^{everyone}prompts\[0\]: "):
         list(llm.as_completed(prompts))
     with pytest.raises(PromptError, match=rf"^{everyone}prompts\[0\]: "):
-        llm.stream(prompts)  # at the call
+        llm.stream(prompts)  # raises at the call, not at the first piece
     assert [o.finish_reason for o in llm.generate(prompts, errors="return")] == [FinishReason.ERROR] * len(prompts)
     assert len(list(llm.as_completed(prompts, errors="return"))) == len(prompts)
 
@@ -331,7 +331,7 @@ def test_streams_tell_of_failures_after_their_last_piece(llm):
     one = SamplingParams(max_tokens=1)
     for call in (llm.stream, llm.as_completed):
         pieces = call(["a", ""], one)
-        told = [next(pieces), next(pieces)]  # and no warning yet
+        told = [next(pieces), next(pieces)]  # the warning comes only at the end
         assert sorted(piece[0] if call == llm.as_completed else piece.prompt_index for piece in told) == [0, 1]
         with pytest.warns(PromptWarning, match=r"^1 of 2 prompts failed, first: prompts\[1\]: the prompt is") as warned:
             assert list(pieces) == []
@@ -340,7 +340,7 @@ def test_streams_tell_of_failures_after_their_last_piece(llm):
         assert len(list(call(["a", ""], one, errors="return"))) == 2
         with pytest.raises(PromptError, match=r"^prompts\[1\]: "):
             call(["a", ""], one, errors="raise")
-        for _ in call(["a", ""], one):  # left early: the end is not read
+        for _ in call(["a", ""], one):  # the loop ends early, so there is no warning
             break
 
 
@@ -393,7 +393,7 @@ def test_leaving_as_completed_aborts_the_rest(llm):
     for index, _ in llm.as_completed(["a", "b", "c"], params):
         assert index == 0
         break
-    stats = until(lambda: not (now := llm.stats()).in_flight and now)  # they end with the step that is under way
+    stats = until(lambda: not (now := llm.stats()).in_flight and now)  # aborted requests end with the current step
     assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, 8)
 
 
@@ -401,11 +401,11 @@ def test_leaving_a_stream_frees_its_slot(llm):
     for _ in llm.stream("Once", SamplingParams(max_tokens=500, ignore_eos=True)):
         break
     assert llm.generate("x", SamplingParams(max_tokens=1))
-    until(lambda: llm.stats().free_slots == 8)  # its engine may be in a step
+    until(lambda: llm.stats().free_slots == 8)  # the abort takes effect after the current step
 
 
 def test_tokens_to_text_and_back(llm):
-    assert len(llm.tokenize("<|im_end|>")) > 1  # in a user's text it stays text
+    assert len(llm.tokenize("<|im_end|>")) > 1  # the user's text has no special tokens
     text = "Once, in Paris \u2026 \u4f60\u597d \U0001f98a\n"
     ids = llm.tokenize(text)
     assert llm.detokenize(ids) == text
@@ -440,7 +440,7 @@ def test_after_close():
         lambda: llm.load_adapter("a", "a.gguf"),
         llm.stats,
     ]
-    for call in calls:  # none of them may touch what is freed
+    for call in calls:  # none of these calls may use freed memory
         with pytest.raises(EngineClosedError):
             call()
 
@@ -494,7 +494,7 @@ def test_a_forgotten_llm_gives_its_thread_back(begun):
         llm = LLM("tiny", n_slots=1)
         llm.generate("x", SamplingParams(max_tokens=1))
         del llm
-    lifetime.reap_collected()  # a collection waits for no thread
+    lifetime.reap_collected()  # garbage collection does not wait for threads to end
     assert not begun.threads()
 
 
@@ -559,7 +559,7 @@ def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
             command, capture_output=True, text=True, timeout=60, cwd=tmp_path, stdin=subprocess.DEVNULL
         )
         assert done.returncode == code
-        assert done.stdout.strip() == ""
+        assert done.stdout == ""
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("Error: ")
         assert message in done.stderr
@@ -688,4 +688,4 @@ def test_the_engines_seed_gives_each_request_its_own():
 
     found = texts(7)
     assert found == texts(7) != texts(8)
-    assert len(set(found)) > 4  # they do not share one
+    assert len(set(found)) > 4  # each continuation has its own seed

@@ -1,4 +1,4 @@
-"""Logprobs against a softmax in float64 over logits that come from llama_cpp itself, alone and in company."""
+"""Compares logprobs, alone and in a batch, with a float64 softmax over the logits of llama_cpp itself."""
 
 import ctypes
 import math
@@ -15,7 +15,7 @@ ASKS = SamplingParams(temperature=0, max_tokens=24, logprobs=5, prompt_logprobs=
 
 
 class Raw:
-    """One llama_context of llama_cpp, without any of our rooms, set up as the engine's is."""
+    """A llama_context of llama_cpp itself, without our engine, but with the engine's settings."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.lib = lib = load()
@@ -31,7 +31,8 @@ class Raw:
         self.context = lib.llama_init_from_model(self.model, options)
 
     def logprobs(self, token_ids: tuple[int, ...], n_prompt: int) -> np.ndarray:
-        """Shape (tokens, vocabulary), float64: the prompt in one call, the rest token by token, as it was generated."""
+        """Returns float64 logprobs of shape (tokens, vocabulary). The prompt is computed in one call, the rest token by
+        token, as it was generated."""
         lib = self.lib
         lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
         rows = []
@@ -63,7 +64,7 @@ def raw(reference):
 
 
 def check(output, rows: np.ndarray, top: int, prompt_top: int, within: float) -> None:
-    """Each named token against the row before it, in value and, where values are exact, in choice and rank."""
+    """Compares each logprob with the row before its token. If values are exact, also checks chosen tokens and ranks."""
     [completion] = output.outputs
     tokens = (*output.prompt_token_ids, *output.token_ids)
     assert output.prompt_logprobs[0] is None
@@ -103,7 +104,8 @@ def test_penalties_bias_masks_and_temperature_do_not_change_them(reference, raw)
 
 
 def test_in_company_they_follow_the_rule_of_equality(raw):
-    """Prompts of many lengths, some longer than a call has output rows, among others that ask for nothing."""
+    """Prompts have many lengths, and some have more tokens than a call has output rows. Half of the requests ask for no
+    logprobs."""
     asked = [" ".join(questions()[i : i + 1 + 5 * (i % 5)]) for i in range(16)]
     params = [ASKS if i % 2 else SamplingParams(temperature=0, max_tokens=30) for i in range(16)]
     with LLM("tiny", strategy="batched", n_slots=8, n_ctx=1024) as llm:
@@ -136,7 +138,7 @@ def test_a_child_process_sends_the_same(reference):
 
 
 def test_those_who_do_not_ask_pay_nothing(monkeypatch):
-    """Nothing of it runs for a call without anyone who asks."""
+    """No code for logprobs runs in a call without such a request."""
 
     def fail(*_args: object) -> None:
         raise AssertionError("logprobs were read")
@@ -231,7 +233,7 @@ def test_those_behind_the_samplers_are_of_the_distribution_that_is_drawn_from():
         ):
             assert len(behind) <= 3
             assert math.fsum(math.exp(one.logprob) for one in behind.values()) == pytest.approx(1)
-            # of what is left the order is the same, and the temperature parts them further
+            # the remaining tokens have the same order, and the temperature makes their differences larger
             likeliest = sorted(before, key=lambda i: before[i].rank)[: len(behind)]
             assert sorted(behind, key=lambda i: behind[i].rank) == likeliest
             first, last = likeliest[0], likeliest[-1]

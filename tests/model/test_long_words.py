@@ -1,4 +1,5 @@
-"""Long words, and long runs of anything, for pre-tokenizers that std::regex would split: it dies of them."""
+"""Long words and long runs of a character are tokenized, although std::regex, which some pre-tokenizers use, would
+overflow the stack."""
 
 import json
 import os
@@ -35,7 +36,7 @@ patched = pytest.mark.skipif(
 
 
 def with_pre(path: Path, pre: str) -> Path:
-    """The bundled model with another pre-tokenizer."""
+    """Writes the bundled model with another pre-tokenizer. Returns the path."""
     original = paths.bundled_model()
     data, reader = original.read_bytes(), gguf.GGUFReader(original)
     end = max(tensor.field.offset + sum(part.nbytes for part in tensor.field.parts) for tensor in reader.tensors)
@@ -49,7 +50,7 @@ def with_pre(path: Path, pre: str) -> Path:
 
 
 def run_program(*arguments, folder):
-    """In a process of its own, which may die."""
+    """Runs Python in a process of its own, which may crash."""
     environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -61,9 +62,9 @@ def run_program(*arguments, folder):
     )
 
 
-@pytest.mark.parametrize("pre", ["tekken", "default"])  # below all of them are tokenized
+@pytest.mark.parametrize("pre", ["tekken", "default"])  # test_long_runs_are_tokenized_in_time has more
 def test_a_long_word_is_its_own_error(pre, tmp_path):
-    """llama.cpp tokenizes in this process, isolated or not."""
+    """llama.cpp tokenizes in the caller's process even with isolate=True, so a crash would end the caller."""
     with_pre(tmp_path / "m.gguf", pre)
     program = """
 import os, warnings
@@ -98,7 +99,7 @@ def test_a_job_gets_past_a_long_word(tmp_path):
 @patched
 @pytest.mark.parametrize("pre", [*DEADLY, "smollm", "llama-bpe", "jais-2", "exaone-moe"])
 def test_long_runs_are_tokenized_in_time(pre, tmp_path):
-    """They take some 0.1 s each; one that grew with the square would take minutes."""
+    """Each run takes some 0.1 s. If the time grew with the square of the length, it would take minutes."""
     model = Model(with_pre(tmp_path / "m.gguf", pre))
     try:
         start = time.process_time()
@@ -113,7 +114,7 @@ def test_long_runs_are_tokenized_in_time(pre, tmp_path):
 
 @patched
 def test_spaces_are_no_danger_where_they_are_no_tokens(tmp_path):
-    """llama.cpp aborted at the first space."""
+    """Unpatched llama.cpp aborts at the first space of this pre-tokenizer."""
     with_pre(tmp_path / "m.gguf", "whitespace")
     program = "from pathlib import Path; from llamabatch.llama.model import Model; " + (
         "model = Model(Path('m.gguf').absolute()); print(model.tokenize('a' + ' ' * 9 + 'b') == model.tokenize('a b'))"
@@ -152,7 +153,7 @@ def test_words_are_those_of_std_regex(tmp_path):
 
 @pytest.fixture
 def stock(monkeypatch, tmp_path):
-    """A model as a stock build would tokenize for it; the function gets a pre-tokenizer."""
+    """A function that loads a model with a given pre-tokenizer, as if llama.cpp were a stock build."""
     monkeypatch.setattr(library, "splits_without_recursion", lambda: False)
     opened: list[Model] = []
 

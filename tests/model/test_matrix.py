@@ -1,4 +1,4 @@
-"""All features in flight at once: each request gives what it gives alone."""
+"""With all features in flight at once, each request gives the same output as alone."""
 
 import contextlib
 import random
@@ -24,7 +24,7 @@ def never_the_letter_e(token_ids, logits):
     return logits
 
 
-# What a request may ask for; each is tried alone and combined with another.
+# Options of requests. Each entry is tried alone and combined with another one.
 FEATURES = [
     {},
     {"n": 3, "temperature": 0.9},
@@ -57,13 +57,13 @@ FEATURES = [
 ]
 
 
-# What a request may be computed with; most go without.
+# Adapters of requests. Most requests have none.
 ADAPTERS = [None, None, None, None, {"lora": 1.0}, {"lora": 0.5, "vector": 1.0}]
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory, reference):
-    """Files by name, which the reference has loaded, too."""
+    """Adapter files by name. The reference has also loaded them."""
     folder = tmp_path_factory.mktemp("adapters")
     files = {
         "lora": write_lora(folder / "lora.gguf", seed=1, size=0.5),
@@ -77,7 +77,8 @@ def adapters(tmp_path_factory, reference):
 
 
 def requests(n: int, seed: int) -> list[tuple[str, SamplingParams, dict[str, float] | None]]:
-    """Every feature alone, then pairs of them, on prompts of all lengths; greedy where nothing says otherwise."""
+    """Returns requests with every feature alone, and then with pairs of features, on prompts of all lengths. They are
+    greedy unless a feature has a temperature."""
     rng, others, asked = random.Random(seed), random.Random(seed + 1), questions()
     chosen = []
     for i in range(n):
@@ -92,7 +93,8 @@ def requests(n: int, seed: int) -> list[tuple[str, SamplingParams, dict[str, flo
 
 
 def same(one, other) -> bool:
-    """Tokens, texts and reasons of all continuations; logprobs as near as another shape of batch brings them."""
+    """Returns True if all continuations have the same tokens, texts and reasons, and nearly the same logprobs, whose
+    rounding depends on the shape of the batch."""
     for a, b in zip(one.outputs, other.outputs, strict=True):
         if (a.token_ids, a.text, a.finish_reason, a.stop_reason) != (
             b.token_ids,
@@ -109,8 +111,8 @@ def same(one, other) -> bool:
 
 
 def together(llm: LLM, asked: list) -> tuple[list, list]:
-    """From four threads, each with a part of the list, so that lists, streams and priorities mix; and from a fifth the
-    vectors of their prompts."""
+    """Runs the requests from four threads, each with a part of the list, so that lists, streams and priorities mix. A
+    fifth thread asks for vectors of the prompts. Returns outputs and vectors."""
     results: list = [None] * len(asked)
     vectors: list = []
 
@@ -150,7 +152,7 @@ def test_every_request_gives_what_it_gives_alone(reference, adapters, options):
         assert llm.stats().adapter_switches > 2
     assert [output.error for output in mixed] == [output.error for output in alone] == [None] * len(asked)
     differing = [i for i, (one, other) in enumerate(zip(mixed, alone, strict=True)) if not same(one, other)]
-    # 99.8 to 100 % of greedy texts are equal; of sampled ones about as many, and here are many continuations
+    # 99.8 to 100 % of greedy texts are equal, and about as many sampled ones; there are many continuations here
     assert len(differing) <= 2, [(asked[i][1], mixed[i].outputs, alone[i].outputs) for i in differing]
     units = reference.embed([prompt for prompt, _, _ in asked], normalize=True)
     for vector, unit in zip(vectors, units, strict=True):

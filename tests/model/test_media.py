@@ -1,4 +1,5 @@
-"""Prompts with pictures: each alone equals what libmtmd's own helper computes, and in company what it is alone."""
+"""Prompts with pictures: a prompt alone equals the result of libmtmd's own helper, and a prompt in a batch equals it
+alone."""
 
 import base64
 import ctypes
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -33,18 +35,22 @@ from tests.waiting import PATIENCE_S
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, logprobs=2, ignore_eos=True)
 TEMPLATE = "{% for message in messages %}<u>{{ message.content }}</u>{% endfor %}<a>"
-# as MAX_GAP in conftest.py: of the two best logits, where texts may part; the helper marks no rows as a prompt's
+# The largest gap of the two best logits where texts may part, like MAX_GAP in conftest.py. It is larger with AMX,
+# because libmtmd's helper does not mark rows as those of a prompt.
 NEAR = 0.25 if "prompts" in library.repack_features() else 0.15
-# the text model, the projector, and whether it merges patches
+# family -> text model, projector, number of patches that are merged in each direction
 FAMILIES = {
     "gemma3": ("tiny", "gemma3", 2),  # all cells of a picture attend to one another
     "llava": ("tiny", "mlp", 1),
     "qwen2vl": ("qwen2vl", "qwen2vl_merger", 2),  # M-RoPE
+    "qwen25vl": ("qwen2vl", "qwen2.5vl_merger", 2),  # and windows in the encoder
+    "qwen3vl": ("qwen3vl", "qwen3vl_merger", 2),  # and further values for the first layers
     "qwen35": ("qwen35", "qwen2vl_merger", 2),  # M-RoPE, and recurrent state
+    "pixtral": ("tiny", "pixtral", 1),  # a token ends each row of patches
     "lfm2": ("lfm2", "mlp", 1),
     "window": ("gemma3", "gemma3", 2),  # a sliding window
 }
-WIDTHS = {"tiny": 192}  # of the models that llama.cpp writes, 256
+WIDTHS = {"tiny": 192}  # n_embd of the text model; 256 for the models that llama.cpp's program writes
 
 
 def picture(seed: int, width: int = 96, height: int = 64) -> np.ndarray:
@@ -60,12 +66,14 @@ def conversation(*pictures: np.ndarray, words: int = 1) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The paths of text models and projectors by their names."""
+    """Paths of text models and projectors, by name."""
     folder = tmp_path_factory.mktemp("media")
     found = {"tiny": "tiny"}
     try:
         wanted = sorted({model for model, _, _ in FAMILIES.values()} - {"tiny"})
         found |= {path.stem.rpartition("-")[0]: str(path) for path in models.write(folder, wanted)}
+        number = GGUFReader(found["qwen3vl"], "r+").fields["qwen3vl.n_deepstack_layers"]
+        number.parts[number.data[0]][0] = 1
     except SetupFailure:
         pass
     for model, kind, merge in FAMILIES.values():
@@ -80,7 +88,8 @@ def family(request, files):
     model, kind, _ = FAMILIES[request.param]
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
-    with LLM(files[model], mmproj=files[f"{kind}-{model}"], n_slots=4, n_ctx=256, profile=False) as llm:
+    n_ctx = 512 if model == "tiny" else 256  # of which the other models have 256
+    with LLM(files[model], mmproj=files[f"{kind}-{model}"], n_slots=4, n_ctx=n_ctx, profile=False) as llm:
         yield llm
 
 
@@ -88,9 +97,9 @@ CONVERSATIONS = [
     conversation(picture(0)),
     conversation(picture(1, 64, 128)),
     conversation(picture(2), picture(3, 40, 200)),
-    conversation(picture(0)),  # of a picture that another one shows
+    conversation(picture(0)),  # the same picture as in another conversation
     conversation(picture(4), words=4),
-    conversation(picture(4), picture(5, 160, 64), words=3),  # of a beginning that another one has
+    conversation(picture(4), picture(5, 160, 64), words=3),  # begins like another conversation
     conversation(words=1),
     conversation(picture(6, 500, 20), picture(6, 500, 20)),
 ]
@@ -122,22 +131,22 @@ def test_in_company_as_alone(family):
         for got, want in zip(outputs, wanted, strict=True):
             assert got.outputs[0].token_ids == want.token_ids, turn
     model = family._client.model
-    if not (model.is_recurrent or model.has_window):  # their states are kept of longer prompts
+    if not (model.is_recurrent or model.has_window):  # such models keep states only of longer prompts
         kept = family.stats()
         assert kept.shared_tokens + kept.prefix_tokens > 0
 
 
 def by_the_helper(llm: LLM, prompt: str, media: list) -> tuple[list[int], list[float]]:
-    """Greedy tokens of mtmd_helper_eval_chunks, and the distance of the two best logits of each.
+    """Returns greedy tokens after mtmd_helper_eval_chunks, and the gap of the two best logits at each token.
 
     Args:
-        media: arrays, of three dimensions for pictures and of one for sounds.
+        media: arrays. Pictures have three dimensions, sounds have one.
     """
     lib, model = library.load(), llm._client.model
     mtmd, own = model.projector._mtmd, mtmd_parameters(model.projector._mtmd)
     projector = mtmd.mtmd_init_from_file(os.fsencode(model.projector.path), model.handle, own)
     params = lib.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 1024
+    params.n_ctx, params.n_batch, params.n_ubatch = 2048, 1024, 1024
     params.n_threads = params.n_threads_batch = 2
     context = lib.llama_init_from_model(model.handle, params)
     marker = mtmd.mtmd_default_marker().decode()
@@ -247,9 +256,20 @@ def test_files_that_do_not_fit_are_refused_by_name(files, tmp_path):
         LLM("tiny", mmproj=tmp_path / "cut.gguf")
 
 
+def test_embeddings_that_are_not_finite_are_an_error_of_their_request(tmp_path):
+    path = tmp_path / "damaged.gguf"
+    write_projector(path, ProjectorShape("mlp", n_merge=1), 192)
+    [bias] = [tensor for tensor in GGUFReader(path, "r+").tensors if tensor.name == "mm.2.bias"]
+    bias.data[7] = np.nan
+    with LLM("tiny", mmproj=path, n_slots=4, n_ctx=256, profile=False) as llm:
+        shown, text = llm.chat([conversation(picture(0)), conversation()], GREEDY, errors="return")
+    assert "could not be encoded: llama.cpp gave values that are not finite" in shown.error
+    assert (text.error, len(text.outputs[0].token_ids)) == (None, N_TOKENS)
+
+
 @pytest.mark.parametrize("name", ["gemma3", "qwen2vl", "qwen35"])
 def test_states_of_pictures_in_main_memory_and_a_context_that_grows(files, name):
-    """Six chats take turns in two slots, so that what they hold moves out and back."""
+    """Six chats take turns in two slots, so that their states move to main memory and back."""
     model, kind, _ = FAMILIES[name]
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
@@ -264,7 +284,7 @@ def test_states_of_pictures_in_main_memory_and_a_context_that_grows(files, name)
             *llm.chat(seconds, GREEDY, chat_template=TEMPLATE),
         ]
         assert [output.outputs[0].token_ids for output in outputs] == wanted
-        assert llm.stats().restored_tokens > 0 or name == "qwen35"  # too short for a state of its own
+        assert llm.stats().restored_tokens > 0 or name == "qwen35"  # qwen35 saves states of longer prompts
 
 
 def test_a_pass_that_nobody_waits_for_ends_early(files, monkeypatch):
@@ -324,14 +344,14 @@ def test_a_table_of_pictures_from_the_shell_and_from_python(files, tmp_path, mon
     engine = {"model": "my photos/tiny.gguf", "mmproj": "auto"}
     frame = {"photo": [str(folder / "cat.png"), None, Image.open(folder / "dog.png")]}
     params = {"temperature": 0, "max_tokens": N_TOKENS}
-    for _ in range(2):  # the second one reads the results
+    for _ in range(2):  # the second call reads the results of the first
         out = columns.map(frame, "What is this?", params=params, image="photo", path="out2.jsonl", **engine)
     assert [out["generated_text"][0], out["generated_text"][2]] == [rows[0]["text"], rows[2]["text"]]
     assert "there is no picture in 'photo'" in out["error"][1]
 
 
 def test_texts_with_marks_for_pictures(files):
-    """A prompt for vLLM, for llama-server and for a chat are one prompt."""
+    """The picture marks of vLLM, llama-server and chats all give the same prompt."""
     shown = picture(30)
     data = io.BytesIO()
     Image.fromarray(shown).save(data, "PNG")

@@ -1,4 +1,4 @@
-"""Models in several files, and models by their name on the hub."""
+"""Models that are split into several files, and models by their name on the Hugging Face hub."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 128, "n_slots": 2}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A model in one file, and what it writes."""
+    """A model in one file, and the text that it writes."""
     path = write("llama", tmp_path_factory.mktemp("whole") / "model.gguf")
     with LLM(path, **ONE_THREAD) as llm:
         return path, llm.generate("Once", SHORT)[0].text
@@ -31,7 +31,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def parts(tmp_path):
-    """The same model in three files or more: the first of them."""
+    """The first of several files of the same model."""
     return write("llama", tmp_path / "model.gguf", part_tensors=8)
 
 
@@ -70,7 +70,7 @@ def test_parts_that_are_missing_or_damaged_are_named_before_the_load(parts):
 
 @pytest.fixture
 def hub(whole, parts, tmp_path, monkeypatch):
-    """huggingface_hub's cache with one repository in it, in its own layout, without a connection."""
+    """A cache in huggingface_hub's own layout with one repository. There is no connection to the hub."""
     constants = pytest.importorskip("huggingface_hub.constants")
     cache = tmp_path / "cache"
     repo = cache / "models--some--model"
@@ -137,7 +137,7 @@ def test_a_config_keeps_the_name(hub):
 
 @pytest.fixture
 def beside_the_shell(tmp_path, monkeypatch):
-    """A folder with files of its own that no cache knows, as the working directory."""
+    """Makes a folder with new files, which no cache knows, the working directory."""
     folder = tmp_path / "a b é"
     (folder / "sub").mkdir(parents=True)
     (folder / "elsewhere").mkdir()
@@ -201,7 +201,7 @@ def test_adapters_and_prefixes_by_relative_paths(beside_the_shell, monkeypatch, 
         assert llm.generate(text, SHORT)[0].text == plain
         assert llm.generate(text, SHORT, adapters={"second": 1.0})[0].text == bent
         with pytest.raises(InputError, match="is loaded"):
-            llm.unload_prefix("prefix.kv")  # another file, here
+            llm.unload_prefix("prefix.kv")  # here, the relative path names another file
         llm.unload_prefix("../prefix.kv")
         llm.load_adapter("third", "~/lora.gguf")
 

@@ -1,4 +1,4 @@
-"""The native library as it is installed here."""
+"""The native library that is installed here."""
 
 import importlib.util
 import os
@@ -46,7 +46,8 @@ with LLM("tiny", n_ctx=128, n_slots=2, n_gpu_layers=0) as llm:
 )
 @pytest.mark.parametrize("is_late", [False, True])
 def test_nothing_of_ours_brings_libgomp_before_its_variables_are_set(is_late):
-    """Threads that spin for milliseconds at each barrier lose most of their speed beside a busy process."""
+    """libgomp's variables are set before it is loaded. Otherwise threads spin for milliseconds at each barrier, and are
+    very slow beside a busy process."""
     plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = run_child("-c", _SPINS, *(["libgomp.so.1"] if is_late else []), env=plain)
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
@@ -54,7 +55,7 @@ def test_nothing_of_ours_brings_libgomp_before_its_variables_are_set(is_late):
 
 
 def test_a_quantised_model_runs_with_the_extra_buffers_on():
-    """The stock build of a machine with AMX dies here, if GCC 11 or 12 made it: native_patches/0001."""
+    """On a machine with AMX, a stock build of GCC 11 or 12 crashes here (see native_patches/0001)."""
     done = run_child("-m", "llamabatch.llama.probe", str(paths.bundled_model()))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -188,7 +189,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux and glibc do")
 @pytest.mark.skipif(HOST_PATCH not in patches(), reason="llama.cpp is not the build with this patch")
 def test_a_step_asks_the_system_for_no_memory():
-    """Without native_patches/0005 each of these 40 steps takes 400 KB anew, which is 150 page faults."""
+    """Without native_patches/0005, each of these 40 steps allocates 400 KB again, which causes 150 page faults."""
     done = run_child("-c", _FAULTS)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 400
@@ -228,7 +229,7 @@ print(empty, used, cleared)
 
 @pytest.mark.skipif(not library.has_lazy_cells(), reason="llama.cpp is not the patched build")
 def test_cells_take_memory_when_they_are_used_and_not_before():
-    """native_patches/0009: 128 slots of 512 cells, of which 64 are filled and then cleared by llama.cpp."""
+    """native_patches/0009: there are 128 slots of 512 cells. The test fills 64, and llama.cpp then clears them."""
     done = run_child("-c", _CELLS)
     assert done.returncode == 0, done.stderr
     empty, used, cleared = map(float, done.stdout.split())
@@ -254,14 +255,14 @@ with LLM(path, n_ctx=128, n_slots=1, n_threads=1, n_gpu_layers=0) as llm:
 @pytest.mark.skipif(not library.drops_copied_pages(), reason="llama.cpp is not the patched build, or not on Linux")
 @pytest.mark.skipif(not library.repack_features(), reason="this CPU has no layout of its own")
 def test_what_was_copied_leaves_no_pages_of_the_file(tmp_path):
-    """native_patches/0014: without it all of the file would be there beside the copies, but for both ends."""
+    """Without native_patches/0014, nearly the whole file would stay in memory beside the copies."""
     path = tmp_path / "model.gguf"
     size = write_model(Shape("qwen2", 4, 512, 2048, 8, 2, 64, 2048, 1024, 1e6, 1e-6, tied=False), path, "Q4_0")
     done = run_child("-c", _PAGES, str(path))
     assert done.returncode == 0, done.stderr
     resident, predicted, copies = map(float, done.stdout.split())
     assert copies > 8
-    assert predicted - 2 < resident < predicted + 2  # pages that hold parts of two tensors
+    assert predicted - 2 < resident < predicted + 2  # some pages contain parts of two tensors
     assert predicted < size / 2**20 - 0.9 * copies
 
 
@@ -290,7 +291,8 @@ with LLM(path, n_ctx=128, n_slots=1, n_threads=1, n_gpu_layers=0, extra_bufts=sy
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("extra_bufts", ["on", "off"])
 def test_small_pieces_of_a_mapped_file_are_read_by_the_page(extra_bufts, tied, tmp_path):
-    """In a small cgroup each step read most of the file again, since a page comes with up to 16 MiB around it."""
+    """If the kernel read up to 16 MiB around each page, each step in a small cgroup would read most of the file
+    again."""
     path = tmp_path / "model.gguf"
     write_model(Shape("qwen2", 2, 512, 1024, 8, 2, 64, 2048, 1024, 1e6, 1e-6, tied=tied), path, "Q4_0")
     done = run_child("-c", _ADVICE, str(path), extra_bufts)
@@ -298,7 +300,7 @@ def test_small_pieces_of_a_mapped_file_are_read_by_the_page(extra_bufts, tied, t
     found = {name: flag == "True" for name, flag in map(str.split, done.stdout.splitlines())}
     assert found["blk.0.attn_norm.weight"]
     assert found["blk.1.ffn_norm.weight"]
-    if extra_bufts == "off":  # then the logits of a tied model are made with it as it is
+    if extra_bufts == "off":  # a tied model then computes logits with this tensor itself, not with a copy
         assert found["token_embd.weight"] is not tied
         assert not found["blk.1.ffn_up.weight"]
 
@@ -332,7 +334,7 @@ print(resident() - before)
 @pytest.mark.skipif(not library.has_lazy_cells(), reason="cells take memory before they are used")
 @pytest.mark.skipif(COPY_PATCH not in patches(), reason="llama.cpp is not the build with this patch")
 def test_a_copied_prefix_takes_the_memory_of_its_cells_alone():
-    """Without native_patches/0013 a prefix of 16 tokens in 31 slots of 2,048 cells takes more than 140 MiB."""
+    """Without native_patches/0013, a prefix of 16 tokens in 31 slots of 2,048 cells takes more than 140 MiB."""
     done = run_child("-c", _COPIES)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 16
@@ -340,7 +342,7 @@ def test_a_copied_prefix_takes_the_memory_of_its_cells_alone():
 
 @pytest.mark.parametrize(("kv", "flash_attn"), [("split", "on"), ("split", "off"), ("unified", "on")])
 def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(kv, flash_attn):  # off: V is transposed
-    """Copies of a step are made before its pass, in their order: a slot may be read, overwritten and cut meanwhile."""
+    """The copies of a step are made in order, before its pass. A slot may be a source, then a target, then be cut."""
     n_slots, n_cells, random = 6, 256, Random(12)
     cells = {} if kv == "split" else {"kv_cells": n_slots * n_cells}
     config = EngineConfig(
@@ -379,7 +381,7 @@ def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(kv, flash
             for slot in slots:
                 fresh.clear(slot)
                 compute(fresh, slot, held[slot], 0)
-            # in a unified cache the order of cells differs, and an activation may be rounded to its neighbour
+            # in a unified cache, cells have another order, so an activation may be rounded to a neighbouring value
             np.testing.assert_allclose(found, last(fresh, slots, held), atol=1e-4 if kv == "split" else 0.2)
             for slot in slots:
                 context.clear(slot, len(held[slot]))

@@ -1,4 +1,4 @@
-"""Requests that outgrow n_ctx, on the bundled model."""
+"""Requests that become longer than n_ctx, on the bundled model."""
 
 import ctypes
 import random
@@ -22,7 +22,8 @@ def prompts(n: int) -> list[list[int]]:
 
 
 def by_hand(prompt: list[int], n_tokens: int) -> list[int]:
-    """Greedy decoding with llama.cpp's own calls: a full sequence forgets the older half, and the rest moves down."""
+    """Decodes greedily with llama.cpp's own calls. When a sequence is full, its older half is removed, and the
+    positions of the rest are shifted down."""
     lib, model = load(), Model(resolve("tiny"), EngineConfig("tiny"))
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_seq_max, params.flash_attn_type = 256, 64, 1, 0
@@ -53,7 +54,32 @@ def test_a_shifted_text_is_that_of_llama_cpps_own_calls():
         outputs = llm.generate(asked, SHIFT)
     assert all(len(output.token_ids) == 150 for output in outputs)
     same = [list(output.token_ids) == by_hand(prompt, 150) for output, prompt in zip(outputs, asked, strict=True)]
-    assert sum(same) >= 2  # batches of other shapes may part where two logits are equal within rounding
+    assert sum(same) >= 2  # in batches of other shapes, texts may part where two logits are equal within rounding
+
+
+def test_a_chat_that_is_too_long_loses_whole_turns_and_no_more_than_it_must():
+    rules = {"role": "system", "content": "Be brief."}
+    turns = [
+        {"role": role, "content": f"{word} {n}"}
+        for n in range(9)
+        for role, word in (("user", "Question"), ("assistant", "Answer"))
+    ]
+    last = {"role": "user", "content": "Question 9"}
+    params = SamplingParams(temperature=0, max_tokens=8, overflow="truncate")
+    with LLM("tiny", **{**SMALL, "n_ctx": 128}) as llm:
+        texts = [llm.apply_chat_template([rules, *turns[2 * n :], last]) for n in range(10)]
+        n_tokens = [len(llm.tokenize(text, parse_special=True)) for text in texts]
+        fits = [count + 8 <= 128 + 1 for count in n_tokens]
+        dropped = fits.index(True)
+        assert 0 < dropped < 9
+        long_one = [rules, *turns, {"role": "user", "content": "word " * 400}]
+        [cut, over, whole] = llm.chat([[rules, *turns, last], long_one, [rules, last]], params)
+        assert (cut.prompt, cut.num_truncated) == (texts[dropped], n_tokens[0] - n_tokens[dropped])
+        assert len(cut.prompt_token_ids) == n_tokens[dropped]
+        assert len(over.prompt_token_ids) + 8 == 128 + 1, "its last question is too long, and loses its beginning"
+        whole_prompt = llm.tokenize(llm.apply_chat_template(long_one), parse_special=True)
+        assert over.num_truncated + 121 == len(whole_prompt)
+        assert whole.num_truncated == 0
 
 
 def test_company_changes_nothing():

@@ -1,4 +1,4 @@
-"""Options that change a model as it is loaded: its positions, its metadata, the places of its tensors."""
+"""Options that change how a model is loaded: positions, metadata, and the devices of tensors."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=1, logprobs=20, ignore_eos=Tru
 
 @pytest.fixture
 def lines():
-    """llama.cpp's log."""
+    """A list that gets the lines of llama.cpp's log."""
     found = []
     handler, level = logging.Handler(), log.llama_logger.level
     handler.emit = lambda record: found.append(record.getMessage())
@@ -38,7 +38,7 @@ def lines():
 
 
 def likeliest(path, **options):
-    """The 20 likeliest next tokens of each prompt, with their log-probabilities."""
+    """Returns the 20 likeliest next tokens of each prompt, with their log-probabilities."""
     with LLM(path, **OPTIONS | options) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.error for output in outputs] == [None] * len(PROMPTS)
@@ -46,7 +46,7 @@ def likeliest(path, **options):
 
 
 def theirs(path, **options):
-    """Log-probabilities of all tokens behind each prompt, by llama_cpp.Llama."""
+    """Returns the log-probabilities of all tokens after each prompt, by llama_cpp.Llama."""
     llama = llama_cpp.Llama(
         str(path), n_ctx=1024, n_batch=1024, verbose=False, flash_attn=True, **ONE_THREAD, **options
     )
@@ -62,7 +62,7 @@ def theirs(path, **options):
 
 
 def furthest(ours, others):
-    """The largest difference of the log-probabilities of our likeliest tokens."""
+    """Returns the largest difference of log-probabilities over our likeliest tokens."""
     return max(abs(p - other[token]) for mine, other in zip(ours, others, strict=True) for token, p in mine.items())
 
 
@@ -89,13 +89,13 @@ YARN, LINEAR, NONE = 2, 1, 0
     ],
 )
 def test_positions_are_those_of_llama_cpp(ours, peers, tmp_path):
-    """Prompts longer than the model was trained for."""
+    """The prompts are longer than the model's training context, so RoPE scaling matters."""
     path = write("llama", tmp_path / "m.gguf", context_length=256)
     with pytest.raises(ConfigError, match="takes 32 to 256"):
         LLM(path, n_ctx=1024, **OPTIONS)
     found = likeliest(path, n_ctx=1024, **ours)
     assert furthest(found, theirs(path, **peers)) < 0.02
-    assert furthest(found, theirs(path)) > 0.1  # without them
+    assert furthest(found, theirs(path)) > 0.1  # without these options
 
 
 def test_a_child_computes_with_the_same_positions(tmp_path):
@@ -248,13 +248,13 @@ def test_experts_are_placed_by_llama_cpp_as_the_plan_says(options, layers, lines
     assert reason.endswith(where)
     assert moved(lines) == {f"blk.{n}.ffn_{part}_exps.weight" for n in layers for part in ("gate", "up", "down")}
     found = likeliest(path, n_ctx=1024, **options)
-    if has_gpu:  # other kernels multiply by these tensors
+    if has_gpu:  # on a GPU, other kernels multiply by these tensors
         for mine, other in zip(found, plain, strict=True):
             both = mine.keys() & other.keys()
             assert len(both) > 15
             assert [mine[token] for token in both] == pytest.approx([other[token] for token in both], abs=0.05)
     else:
-        assert found == plain  # it is the same computation
+        assert found == plain  # on the CPU, the computation is the same
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -283,7 +283,7 @@ def test_locked_memory_is_what_the_plan_says(options):
     with LLM("tiny", use_mlock=True, devices="none", **OPTIONS, **options) as llm:
         assert locked_bytes() - before == pytest.approx(llm.plan.memory.locked, abs=2 * 4096 + 65536)
         assert llm.plan.memory.locked > 2 * 2**20
-    if llm.plan.config.use_mmap:  # from a heap llama.cpp frees the buffer before it would unlock it
+    if llm.plan.config.use_mmap:  # without mmap, llama.cpp frees the buffer without unlocking it
         assert locked_bytes() == before
 
 
@@ -293,7 +293,7 @@ def run(code):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_MEMLOCK")
 def test_too_low_a_limit_of_locked_memory_is_an_error_with_the_sum():
-    """In a process that may not exceed it."""
+    """The test runs a process that may not exceed the limit."""
     done = run(
         "import resource; from llamabatch.planning import machine; machine._CAP_IPC_LOCK = 63\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
@@ -307,7 +307,7 @@ def test_the_first_model_of_a_process_decides_on_numa():
         "from llamabatch import LLM, ConfigError\n"
         "from llamabatch.llama import library\n"
         "with LLM('tiny', numa='distribute', n_slots=1) as llm, LLM('tiny', n_slots=1), LLM('tiny', numa=True):\n"
-        "    library.load().llama_numa_init(1)\n"  # ggml says that it was called before
+        "    library.load().llama_numa_init(1)\n"  # ggml then reports a second call
         "    try: LLM('tiny', numa='isolate')\n"
         "    except ConfigError as error: print(error)\n"
         "    with LLM('tiny', numa='numactl', isolate=True) as child: print(child.generate('Hi')[0].error)\n"

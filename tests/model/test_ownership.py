@@ -1,4 +1,4 @@
-"""Every request is answered whatever is raised on its way, and what is used up for a while ends nothing for good."""
+"""Every request is answered, whatever error occurs on its way. A temporary lack of a resource ends nothing for good."""
 
 import queue
 import subprocess
@@ -31,7 +31,7 @@ def cases():
 def test_any_call_may_raise(kind, cases, tmp_path, caplog):
     numbers = range(kind, raising_calls.QUICK, len(raising_calls.KINDS))
     came = [raising_calls.attempt(number, tmp_path) for number in numbers]
-    assert sum(came) > len(came) / 2  # else the test tests nothing
+    assert sum(came) > len(came) / 2  # if few of the calls came, the test would prove nothing
 
 
 # --- callbacks ----------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_sink_that_raises_for_a_while_still_gets_the_end(client, stream):
     told, raised = queue.SimpleQueue(), []
 
     def sink(outputs):
-        if len(raised) < 6:  # more often than the engine's thread tries
+        if len(raised) < 6:  # raises more often than the engine's thread tries again
             raised.append(1)
             raise MemoryError
         told.put(outputs)
@@ -165,7 +165,7 @@ def test_what_a_question_raises_is_the_askers(client, error):
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
-    """Those in flight, the one that is taken in, those that wait behind it, and questions."""
+    """It answers requests in flight, the request that it is just accepting, those queued behind it, and questions."""
     told = queue.SimpleQueue()
     entered, go_on = threading.Event(), threading.Event()
     step = client._engine.step
@@ -202,14 +202,14 @@ def test_a_call_after_the_engine_has_failed_is_refused(monkeypatch):
         monkeypatch.setattr(innermost(llm)._engine, "step", fail)
         with pytest.raises(EngineError, match="the engine failed: OSError: no"):
             llm.generate("Once", SHORT)
-        # the model is freed: to ask llama.cpp about it may end the process
+        # the model is freed, so a call of llama.cpp about it might crash the process
         monkeypatch.setattr(library.load(), "llama_model_rope_type", lambda model: pytest.fail("freed"))
         with pytest.raises(EngineClosedError, match="the engine failed: OSError: no"):
             llm.generate("Once", SHORT)
 
 
 def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
-    """The exception comes between the queue of commands and the engine."""
+    """The exception comes after a command has left the queue, and before the engine has it."""
     told = queue.SimpleQueue()
 
     def fail(request, **options):

@@ -1,4 +1,4 @@
-"""Parameters through a loaded model: its own defaults, and functions of the caller."""
+"""Parameters with a loaded model: the model file's own defaults, and the caller's functions."""
 
 from llamabatch import LLM, SamplingParams
 from tests.model.architectures import write
@@ -25,7 +25,7 @@ def test_a_model_advises_what_the_request_leaves_open(tmp_path):
             texts.append((explicit, left_open))
     (greedy, drawn), (greedy_too, advised) = texts
     assert greedy == greedy_too
-    assert len(set(drawn)) == 4  # 0.8 where the file says nothing
-    assert len(set(advised)) == 1  # temperature 0, whatever the seed
+    assert len(set(drawn)) == 4  # temperature 0.8, because the file names none
+    assert len(set(advised)) == 1  # the file's temperature is 0, so seeds do not matter
     assert advised[0] != greedy or len(set(greedy)) == len(greedy)
     assert len(set(advised[0])) == 12, "the file's penalty holds: no token comes twice"

@@ -1,4 +1,4 @@
-"""`llamabatch plan`, and that what it predicts is what is measured."""
+"""`llamabatch plan`, and a comparison of its predictions with measurements."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def models(tmp_path_factory):
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(("quant", "n_slots"), [("Q8_0", 8), ("Q4_K_M", 32)])
 def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
-    """Full counts, with the bundled model and real shapes: tests/long/memory_prediction.py."""
+    """tests/long/memory_prediction.py has all cases, with the bundled model and real shapes."""
     found = measure(str(models[quant]), {"n_slots": n_slots, "n_ctx": 1024})
     assert found["ratio"] == pytest.approx(1, abs=MOST_OFF), found
     repacking = {"Q8_0": {"amx", "rows", "neon"}, "Q4_K_M": {"amx", "avx2", "neon"}}[quant]
@@ -49,7 +49,7 @@ def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
 @pytest.mark.parametrize("use_mmap", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_predicted_peak_where_the_embedding_is_a_large_part_of_the_file(tied, use_mmap, tmp_path):
-    """With an output tensor of its own, which comes first in the file, that is unmapped once it has a copy."""
+    """If the model has an output tensor of its own, it is the first in the file, and is unmapped once it is copied."""
     shape = Shape("llama", 1, 1024, 2816, 16, 4, 64, 48_000, 4096, 1e4, 1e-5, tied=tied)
     write_model(shape, tmp_path / "m.gguf", "Q4_K_M")
     found = measure(str(tmp_path / "m.gguf"), {"n_slots": 8, "n_ctx": 512, "instances": 1, "use_mmap": use_mmap})
@@ -142,7 +142,7 @@ def test_room_for_one_slot_in_half_is_room_for_more_in_all(models):
 
 
 def test_memory_that_is_given_holds_the_process_too(models):
-    """An engine with so much free memory would not refuse the plan."""
+    """A plan for this memory fits exactly if an engine with so much free memory would accept it."""
     model = str(models["Q8_0"])
     done = run("-m", model, "--slots", 4, "--instances", 1, "--cache-ram", 0, "--json")
     peak = json.loads(done.output)["memory"]["predicted_peak"]
@@ -178,7 +178,7 @@ def _little(monkeypatch):
 
 @pytest.mark.parametrize("arguments", ["plan", "plan --json", "doctor", "generate --max-tokens 400 --ignore-eos Once"])
 def test_a_closed_stdout_ends_the_command_in_silence(arguments):
-    """Exit code 141, as of other tools, and nothing said."""
+    """The exit code is 141, as for other tools, and stderr is empty."""
     command = [sys.executable, "-m", "llamabatch", *arguments.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
@@ -266,7 +266,7 @@ def test_the_picture(tmp_path):
 
 
 def test_the_library_is_not_needed_to_read_a_header():
-    """How the facts come about: no llama_cpp, and no numpy beyond what the package itself imports."""
+    """ModelFacts reads a header without importing llama_cpp."""
     code = (
         "import sys\n"
         "from llamabatch.planning.model_facts import ModelFacts\n"
@@ -282,7 +282,8 @@ def kubernetes_patch(*arguments):
 
 
 def test_a_pod_of_the_patch_holds_the_plan_that_made_it():
-    """Limits as free memory, options from the variables: the same engine, where "auto" would take half."""
+    """With the pod's limit as free memory and the patch's variables as options, the plan is the same. "auto" would use
+    only half of the memory."""
     asked = (
         "-m",
         "tiny",
@@ -341,7 +342,7 @@ def test_a_plan_that_does_not_fit_gives_no_patch():
 
 
 def test_variables_of_the_patch_are_read_by_run_and_serve(tmp_path, monkeypatch):
-    """`serve`'s are in tests/unit/project/test_deploy.py."""
+    """tests/unit/project/test_deploy.py tests the variables of `serve`."""
     (tmp_path / "in.jsonl").write_text('{"prompt": "Once", "max_tokens": 2}\n')
     for each in json.loads(kubernetes_patch("-m", "tiny", "--memory", "2G", "--slots", "3", "--json").stdout)[1:]:
         monkeypatch.setenv(each["value"]["name"], each["value"]["value"])

@@ -1,4 +1,4 @@
-"""The portable build of `make wheels`, where this machine has made one: its variants, its threads, its own names."""
+"""The portable build of `make wheels`, if this machine has one: its CPU variants, threads and library names."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_each_variant_that_this_cpu_can_run_answers(package, tmp_path, name):
     assert answers.count("Paris") == 2
     assert answers.count("Madrid") == 2
     files = [file for file in json.loads(mapped.replace("'", '"')) if "ggml-cpu" in file]
-    assert files == [f"libllamabatch-ggml-cpu-{name}.so"]  # no code of the others
+    assert files == [f"libllamabatch-ggml-cpu-{name}.so"]  # only the library of this variant is mapped
 
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
@@ -77,7 +77,7 @@ def test_the_marker_says_what_each_variant_needs(package):
 
 
 def test_a_step_waits_as_the_spin_count_says(package, tmp_path):
-    """The teams of threads read GOMP_SPINCOUNT while they are loaded, as libgomp does."""
+    """The portable build's own thread teams read GOMP_SPINCOUNT when they are loaded, as libgomp does."""
     code = "from llamabatch.llama import library; print(library.uses_libgomp())"
     assert told(code, package, tmp_path) == ["True"]
 

@@ -1,4 +1,4 @@
-"""The prefix cache on the bundled model: what it saves, and that texts stay those of requests that ran alone."""
+"""The prefix cache on the bundled model saves computation, and does not change texts."""
 
 import random
 
@@ -13,7 +13,7 @@ ONE = {"instances": 1, "n_slots": 8, "strategy": "batched"}
 
 
 def turns(llm, n_chats: int, n_turns: int, params: SamplingParams):
-    """Chats that go on side by side; all outputs, turn by turn."""
+    """Runs chats side by side, turn by turn. Returns the outputs of all turns."""
     asked = questions()
     chats = [
         [{"role": "system", "content": f"You are assistant number {i}, and you answer in few words."}]
@@ -44,7 +44,7 @@ def test_texts_are_those_without_a_cache_and_turns_compute_their_own_tokens(gree
         assert (plain.stats().prefix_hits, plain.stats().prefix_tokens) == (0, 0)
         assert plain.stats().prefill_tokens + plain.stats().decode_rows >= sum(len(o.prompt_token_ids) for o in asked)
     assert_equal_by_the_rule(asked, wanted, least=0.9)
-    assert stats.prefix_hits >= 18  # of 24 that go on; who stood in the way of others may have lost its cells
+    assert stats.prefix_hits >= 18  # of 24 later turns; other chats may have taken the slots of the rest
     assert stats.prefix_tokens > 0.6 * sum(len(o.prompt_token_ids) for o in asked[8:])
     assert stats.passes_per_step == 1
 
@@ -53,8 +53,8 @@ def test_texts_are_those_without_a_cache_and_turns_compute_their_own_tokens(gree
     "options", [{}, {"kv": "unified", "kv_cells": 1024}, {"start_slots": 1}], ids=["split", "unified", "a growing one"]
 )
 def test_sixty_four_chats_on_four_slots_compute_their_own_tokens(options, assert_equal_by_the_rule, monkeypatch):
-    """At random, with requests that are cancelled between; texts are those of an engine that keeps nothing."""
-    monkeypatch.setattr(PrefixStore, "token_s", None)  # times that are measured here say whether a copy pays
+    """Chats take random turns, and some requests are cancelled. Texts equal those of an engine without a cache."""
+    monkeypatch.setattr(PrefixStore, "token_s", None)  # else measured times decide whether a copy pays
     rng, params = random.Random(7), SamplingParams(temperature=0, max_tokens=4)
     chats = [[10 + i, *(rng.randrange(10, 1500) for _ in range(47))] for i in range(64)]
     asked, outputs = [], []
@@ -84,7 +84,7 @@ def test_sixty_four_chats_on_four_slots_compute_their_own_tokens(options, assert
 
 @pytest.mark.parametrize("n_alike", [1, 2], ids=["alone", "with one that copies from it"])
 def test_a_state_that_llama_cpp_refuses_is_computed_again(n_alike, monkeypatch, assert_equal_by_the_rule):
-    monkeypatch.setattr(PrefixStore, "token_s", None)  # see above
+    monkeypatch.setattr(PrefixStore, "token_s", None)  # as in the test above
     written = Context.raw_state
     monkeypatch.setattr(Context, "raw_state", lambda context, slot: written(context, slot)[:-8])
     story, params = "Ada keeps three cats. Ben keeps one dog. " * 4, SamplingParams(temperature=0, max_tokens=4)

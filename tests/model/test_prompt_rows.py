@@ -1,4 +1,5 @@
-"""Rows of prompts, which have kernels of their own on CPUs with AMX: equal bits in any company, near to the others."""
+"""On CPUs with AMX, rows of prompts have kernels of their own. Their bits do not depend on other rows, and are near to
+those of the usual kernels."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def test_prompts_have_kernels_of_their_own_unless_all_rows_are_to_be_alike():
 
 
 def test_what_is_computed_again_after_a_preemption_has_its_bits_again():
-    """Tokens of the prompt as those of a prompt, and generated ones as such."""
+    """Prompt tokens use the kernels of prompts again, and generated tokens use those of generated rows."""
 
     def run(preempted_after):
         rows = Digests()

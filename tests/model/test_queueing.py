@@ -1,4 +1,4 @@
-"""Queues, priorities, deadlines, company and preemption with a real engine, here and in child processes."""
+"""Queues, priorities, deadlines, batches and preemption with a real engine, in this process and in children."""
 
 import threading
 

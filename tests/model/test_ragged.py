@@ -1,4 +1,4 @@
-"""One pass takes any tokens of any slots of a split cache, and leaves the bits of each row as they are alone."""
+"""One pass computes any tokens of any slots of a split cache, and gives each row the bits that it has alone."""
 
 import ctypes
 import random
@@ -23,11 +23,11 @@ needs_patch = pytest.mark.skipif(
     not library._has_patch(library.RAGGED_PATCH), reason="llama.cpp is not our build with 0011"
 )
 SLOTS, UBATCH = 9, 64
-F16, Q8_0 = 1, 8  # ggml_type
+F16, Q8_0 = 1, 8  # values of ggml_type
 
 
 class Rows:
-    """A llama_context that decodes (slot, position, token) in any order, every token an output."""
+    """A llama_context that decodes (slot, position, token) in any order. Every token is an output."""
 
     def __init__(self, model, n_slots, n_ubatch, kv_type, n_threads=1):
         self.lib = lib = library.load()
@@ -42,7 +42,7 @@ class Rows:
         self.n_vocab = model.n_vocab
 
     def _count(self, tensor, ask, _data):
-        # ggml_tensor.name: ask once a node; the result of the last layer's norm occurs once a graph
+        # The struct contains the tensor's name. llama.cpp asks once for each node; each graph has one "result_norm".
         self.passes += ask and ctypes.string_at(tensor, 400).find(b"result_norm\0") >= 0
         return False
 
@@ -63,8 +63,11 @@ class Rows:
 
 
 def batches(rng, texts):
-    """Chunks of 1 to 200 tokens of most texts at a time, in the order of the slots or, at times, in any order; and as
-    often a row of each of two texts, so that calls of one size follow each other with other slots."""
+    """Yields the rows of each call, sometimes not in the order of the slots.
+
+    About half of the calls have chunks of 1 to 200 tokens of most texts. The others have one row of each of two texts,
+    so that calls of the same size have different slots.
+    """
     at = dict.fromkeys(texts, 0)
     while left := [slot for slot in sorted(texts) if at[slot] < len(texts[slot])]:
         pair = rng.sample(left, 2) if len(left) > 1 and rng.random() < 0.5 else []
@@ -99,7 +102,7 @@ def model(request, tmp_path_factory):
 @pytest.mark.parametrize(("kv_type", "n_threads"), [(F16, 1), (Q8_0, 2)])
 def test_rows_of_any_slots_share_a_pass_and_have_the_bits_that_each_has_alone(model, kv_type, n_threads):
     rng = random.Random(kv_type)
-    lengths = [1, 3, 40, 130, 300, 560]  # the last one beyond a range of keys of the attention
+    lengths = [1, 3, 40, 130, 300, 560]  # attention splits the keys of the last one into ranges
     slots = rng.sample(range(SLOTS), len(lengths))
     texts = {slot: [rng.randrange(300, 1500) for _ in range(n)] for slot, n in zip(slots, lengths, strict=True)}
     alone = Rows(model, 1, 512, kv_type)
@@ -121,7 +124,7 @@ def test_rows_of_any_slots_share_a_pass_and_have_the_bits_that_each_has_alone(mo
 
 
 def is_ragged(model, **options):
-    """Limits.is_ragged of an engine that has answered prompts of unequal lengths."""
+    """Answers prompts of unequal lengths, and returns Limits.is_ragged of the engine."""
     asked = {"n_ctx": 256, "n_slots": 3, "n_threads": 1, "n_threads_batch": 1, "trial": "off", **options}
     with Engine(EngineConfig(str(model), **asked)) as engine:
         for i, length in enumerate([3, 40, 9, 17]):

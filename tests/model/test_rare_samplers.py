@@ -1,4 +1,4 @@
-"""The samplers that few ask for, through the whole engine."""
+"""Rarely used samplers in the whole engine."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def tokens(llm):
 def test_each_changes_the_text_and_they_run_in_one_batch(llm):
     found = tokens(llm)
     same = [kind for kind in KINDS if found[kind] == found["plain"]]
-    assert same in (["plain"], ["plain", "dry"])  # a text that repeats nothing is none of DRY's business
+    assert same in (["plain"], ["plain", "dry"])  # DRY changes nothing if the text has no repetition
 
 
 @pytest.mark.skipif(not native.available(), reason="compares the compiled helper with numpy")
@@ -69,8 +69,8 @@ def test_dry_ends_repetition(llm):
 
 
 def test_what_they_remember_survives_a_context_that_is_lost(llm, monkeypatch):
-    """The context grows while they run and loses their cells: all is computed again; tokens and mirostat's state are
-    kept."""
+    """The context grows while requests run, and their cells are lost and computed again. Tokens and mirostat's state
+    are kept."""
     monkeypatch.setattr(Context, "carry_over", lambda *_: frozenset())
     ids = tuple(llm.chat([CHAT], SamplingParams(max_tokens=1))[0].prompt_token_ids)
     texts = []
@@ -88,12 +88,13 @@ def test_what_they_remember_survives_a_context_that_is_lost(llm, monkeypatch):
                 finished |= {o.request_id: o.finished.token_ids for o in engine.step() if o.finished}
             assert (engine.stats().preemptions > 0) == disturb
             texts.append(finished)
-    # the logits differ in their last bits, and a draw may fall on the other side of a border; most do not
+    # logits differ in their last bits, so a draw may rarely give another token
     assert sum(texts[0][kind] == texts[1][kind] for kind in texts[0]) >= 3
 
 
 def test_guesses_change_nothing(llm):
-    """Speculation samples several tokens of a row at once; those that look back on tokens go without."""
+    """Speculation samples several tokens of a sequence at once. Samplers that depend on earlier tokens do without
+    it."""
     chat = [{"role": "user", "content": "Copy: the fox ran to the fox and the fox ran to the fox."}]
     more = [{"bad_words": ["fox"]}, {"min_tokens": 30}, {"stop": ["the"]}, {"repetition_penalty": 1.2}]
     kinds = [*KINDS.values(), *more]
@@ -106,11 +107,11 @@ def test_guesses_change_nothing(llm):
         found = guessing.chat([chat] * len(kinds), several)
         assert guessing.stats().drafted_tokens > 50
     same = sum(one.token_ids == other.token_ids for one, other in zip(found, wanted, strict=True))
-    assert same >= len(kinds) - 1  # a pass over several tokens differs in the last bits of its logits
+    assert same >= len(kinds) - 1  # logits of a pass over several tokens differ in their last bits
 
 
 def test_company_changes_nothing(llm, reference):
-    """Greedy, each with something of its own, together and one after another."""
+    """Greedy requests with different options give the same texts together and one after another."""
     questions = ["What is the capital of France?", "Tell me a story about a fox.", "What is 12 + 7?"]
     kinds = [
         {}, {"bad_words": ["the", "fox"]}, {"min_tokens": 20}, {"stop_token_ids": [16]}, {"dry_multiplier": 2.0},

@@ -1,7 +1,7 @@
-"""Thinking through whole engines: budgets, forms behind the thinking, children, speculation, preemption.
+"""Thinking in whole engines: budgets, structured answers after the thinking, children, speculation, preemption.
 
-The bundled model does not think, so a logits processor writes the script of a thinking model: it prefers the next token
-of its text, and masks and forced tokens have their way.
+The bundled model does not think, so a logits processor plays a thinking model. It prefers the next token of a given
+text; masks and forced tokens still override it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def llm():
 
 
 def script(llm, text, then_end=True):
-    """A logits processor that prefers the tokens of a text, wherever the last of them were forced, then the end."""
+    """Returns a logits processor that prefers the tokens of a text, and then the end token. It goes on in the text
+    after forced tokens."""
     ids = llm.tokenize(text, add_special=False)
     end = llm._client.model.eog_ids[0]
 
@@ -83,7 +84,7 @@ def test_a_budget_closes_the_thinking(llm, budget):
     assert "</think>" not in output.text
     assert len(output.outputs[0].logprobs) == len(output.token_ids)
     forced = output.outputs[0].logprobs[budget][output.token_ids[budget]]
-    assert forced.logprob < 0  # of the model alone, which did not want it
+    assert forced.logprob < 0  # the logprob is that of the model, which would not choose this token
     assert len(closing) < 40
 
 
@@ -107,7 +108,7 @@ def test_what_would_forbid_the_closing_text_does_not(llm, other):
 
 
 def test_a_budget_leaves_the_draws_of_a_seed_as_they_are(llm):
-    """Draw i depends on (seed, i): the same closing, written by the model or forced, gives the same text behind it."""
+    """Draw i depends only on (seed, i), so the text after the thinking is the same in each run and in a batch."""
     params = {"seed": 5, "temperature": 1.0, "max_tokens": 60, "thinking_token_budget": 7}
     first, second = (llm.chat(HI, params, chat_template=OPENS)[0] for _ in range(2))
     assert first.token_ids == second.token_ids
@@ -234,7 +235,7 @@ def test_preemption_neither_loses_nor_repeats_a_forced_token(llm):
 
 
 def test_an_engine_that_takes_over_goes_on_in_the_middle(llm):
-    """After a crash, another engine gets the tokens so far; wherever they end, it goes on alike."""
+    """After a crash, another engine gets the tokens so far. It continues with the same text, wherever these end."""
     params = {"temperature": 0, "max_tokens": 60, "thinking_token_budget": 6, "structured_outputs": {"json": SCHEMA}}
     [whole] = llm.chat(HI, params, chat_template=OPENS)
     [request] = llm._prepared(lambda inputs: inputs.conversations(HI, params, ChatOptions(template=OPENS))).requests
@@ -316,7 +317,7 @@ def test_channels_have_forms_and_budgets_too():
 
 
 def test_noise_in_channels_has_the_form_too():
-    """A model that knows no channels opens them, since else its text would be an answer without the form."""
+    """A model that knows no channels must still open them. Otherwise its text would be an answer without the form."""
     wild = {"temperature": 1.5, "max_tokens": 120, "thinking_token_budget": 9, "structured_outputs": {"json": SCHEMA}}
     with LLM("tiny", n_slots=4, n_ctx=512, instances=1) as plain:
         [output] = plain.chat(HI, {**wild, "n": 8, "seed": 4}, chat_template=CHANNELS)

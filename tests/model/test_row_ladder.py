@@ -1,4 +1,4 @@
-"""row_ladder on the CPU, which is a device to llama.cpp like any other: texts and bits stay, graphs are used again."""
+"""row_ladder on the CPU, which llama.cpp treats like any other device: texts and bits stay, and graphs are reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = (6, 30, 12, 24, 18, 9, 27, 15)
 
 @pytest.fixture
 def reused(monkeypatch):
-    """Decodes of each context that computed the last graph again, once it is closed."""
+    """A list that gets, for each closed context, the number of decodes that reused the last graph."""
     close, counts = Context.close, []
 
     def counted(self):
@@ -38,7 +38,7 @@ def made(outputs):
 @pytest.mark.parametrize(
     "options",
     [
-        {"flash_attn": "off"},  # passes of equal counts in neighbouring slots, as on GPUs
+        {"flash_attn": "off"},  # passes then have equal counts in neighbouring slots, as on GPUs
         {"batch_invariant": True},
         {"device_sampling": "on", "flash_attn": "off"},
         {"type_k": "q8_0", "type_v": "q8_0"},
@@ -64,7 +64,7 @@ def test_more_steps_compute_the_last_graph_again_and_no_bit_changes(reused, opti
 
 
 def test_prefixes_prompt_logprobs_scores_and_samplers_beside_dummy_rows():
-    """Turns of conversations, whose cells stay in slots with dummy rows, and requests of every kind."""
+    """Cells of earlier turns stay in slots that get dummy rows. Requests of every kind run meanwhile."""
     rng = random.Random(3)
     params = [
         SamplingParams(

@@ -1,4 +1,4 @@
-"""llamabatch run, end to end on the bundled model: what goes in, what comes out, and what ends it."""
+"""`llamabatch run`, end to end on the bundled model: inputs, outputs, and ends of a run."""
 
 import gzip
 import json
@@ -130,7 +130,7 @@ def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
 
 
 def test_a_dry_run_refuses_the_shift_that_the_run_refuses(tmp_path):
-    """As any other check: one function makes it for the dry run, the run and the engine."""
+    """One function makes this check for the dry run, the run and the engine."""
     source = jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "overflow": "shift", "max_tokens": 8}])
     engine = ("--type-k", "q8_0", "--flash-attn", "on")  # a quantised K cache cannot shift
     dry = llamabatch_run(source, tmp_path / "out.jsonl", *engine, "--dry-run", "--json", "-")
@@ -161,7 +161,7 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
         until(lambda: out.exists() and out.stat().st_size > 0)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signum)
-        process.send_signal(signum)  # an impatient user loses nothing either
+        process.send_signal(signum)  # a second signal of an impatient user must lose nothing
         told = process.communicate(timeout=200)[1]
     assert process.returncode == code, told
     assert "the same command continues from there" in told
@@ -173,7 +173,7 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
 
 def test_a_signal_while_the_model_loads(tmp_path, steps):
     source = jsonl(tmp_path / "in.jsonl", asked(2))
-    with steps.held():  # it may have been loaded meanwhile
+    with steps.held():  # the model may be loaded before the signal comes
         process = subprocess.Popen(command(source, tmp_path / "out.jsonl"), stderr=subprocess.PIPE, text=True)
         until((tmp_path / "out.jsonl.job.json").exists)
         process.terminate()
@@ -191,7 +191,7 @@ def test_a_bar_on_a_terminal(tmp_path):
         ready, _, _ = select.select([ours], [], [], 60)
         try:
             piece = os.read(ours, 65536) if ready else b""
-        except OSError:  # Linux says so when the other side has closed it
+        except OSError:  # Linux raises it when the other side has closed the terminal
             piece = b""
         if not piece:
             break
@@ -213,7 +213,7 @@ def test_errors_are_retried_on_request(tmp_path):
     assert again.returncode == 1
     assert "complete" in again.stderr
     retried = llamabatch_run(source, out, *GREEDY, "--n-ctx", "2048", "--retry-errors", "--force")
-    assert retried.returncode == 1  # it is too long for that, too
+    assert retried.returncode == 1  # the prompt is too long even for this n_ctx
     assert "0 ok, 1 failed, 2 done before" in retried.stderr
     assert [record["id"] for record in records(out.read_text())] == ["q0", "q1", "long"]
 
@@ -229,7 +229,7 @@ def test_a_report_is_drawn(tmp_path):
 def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path, steps):
     source, out = jsonl(tmp_path / "in.jsonl", asked(200)), tmp_path / "out.jsonl"
     arguments = command(source, out, *GREEDY, "--json", tmp_path / "sum.json")
-    with steps.held(30):  # in which no engine comes to the end of its rows
+    with steps.held(30):  # so few that no engine finishes its rows
         process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
         until(lambda: out.exists() and out.stat().st_size > 0)
         for child in psutil.Process(process.pid).children():

@@ -1,4 +1,4 @@
-"""Our sampler, compiled and in numpy, against llama.cpp's own chain on the same logits: candidates, probabilities."""
+"""Our sampler, compiled and in numpy, leaves the candidates and probabilities of llama.cpp's chain on equal logits."""
 
 import ctypes
 
@@ -22,7 +22,7 @@ def implementation(request, monkeypatch):
 
 
 def peer(lib, row, params, output=()):
-    """Candidates and probabilities that llama.cpp's chain leaves; `output`: the tokens that penalties look at."""
+    """Returns candidates and probabilities after llama.cpp's chain. Penalties apply to the tokens of `output`."""
     n = len(row)
     data = (lib.llama_token_data * n)()
     view = np.ctypeslib.as_array(data)
@@ -78,8 +78,8 @@ def test_same_candidates_same_probabilities(seed, edits):
     got = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
     wanted = peer(load(), row, params, output)
     if params.top_p < 1 and params.top_k == 0:
-        # llama.cpp adds the probabilities of the whole vocabulary in float32; where that moves its cut, the tokens that
-        # only one side keeps are the least likely ones of all that are kept
+        # llama.cpp adds the probabilities of the whole vocabulary in float32, so its cut may be a little off. Tokens
+        # that only one side keeps must be the least likely ones.
         odd = got.keys() ^ wanted.keys()
         assert len(odd) <= 1 + len(got) / 500
         assert all(got.get(i, wanted.get(i)) <= min(got[j] for j in got.keys() & wanted.keys()) for i in odd)

@@ -1,4 +1,4 @@
-"""Bias, penalties and allowed tokens through the whole engine, with the compiled helper and without."""
+"""Bias, penalties and allowed tokens in the whole engine, with and without the compiled helper."""
 
 from collections import Counter
 

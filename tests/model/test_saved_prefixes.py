@@ -1,4 +1,4 @@
-"""Prefixes saved to a file by one engine and loaded by another."""
+"""One engine saves prefixes to a file, and another loads them."""
 
 import struct
 import subprocess
@@ -23,7 +23,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Written by another process, from an engine of several slots; and what a prompt gave there."""
+    """A prefix file that another process wrote, with an engine of several slots, and the outputs of that engine."""
     path = tmp_path_factory.mktemp("prefix") / "text.kv"
     program = (
         "from llamabatch import LLM, SamplingParams\n"
@@ -47,7 +47,7 @@ def test_requests_that_begin_so_do_not_compute_it(saved, options, assert_equal_b
         outputs = llm.generate(ASKED, GREEDY)
         stats = llm.stats()
         assert stats.prefix_hits >= 1
-        assert stats.prefix_tokens >= n_tokens - 2  # the last token of the text may become another where it goes on
+        assert stats.prefix_tokens >= n_tokens - 2  # the last token of the prefix may differ when more text follows
         assert stats.prefill_tokens < n_tokens
         assert_equal_by_the_rule(outputs, wanted, least=0.6)
         llm.unload_prefix(path)
@@ -120,7 +120,7 @@ def test_a_file_of_another_model_or_version_is_refused(saved, tmp_path):
 
 
 def layout(state, n_tokens):
-    """The offsets in a state of `tiny`: f16, flash attention, 6 layers of K and V in rows."""
+    """Returns offsets in a state of `tiny`: f16, flash attention, 6 layers of K and V in rows."""
     cells = 8
     head = cells + 12 * n_tokens
     row = struct.unpack_from("<Q", state, head + 12)[0]
@@ -128,7 +128,7 @@ def layout(state, n_tokens):
 
 
 def hostile(state, n_tokens):
-    """Changed states, and what is said of each."""
+    """Yields changed states, each with a part of the error message."""
     cells, head, row = layout(state, n_tokens)
     rows = head + 20
 
@@ -145,7 +145,7 @@ def hostile(state, n_tokens):
     for n_seq_id in (0, 2, 2**32 - 1):
         yield put(cells + 4, "<I", n_seq_id), "several sequences"
     yield put(head, "<I", 7), "transposed: 7"
-    yield put(head, "<I", 1), "refused"  # as if V were transposed
+    yield put(head, "<I", 1), "refused"  # claims that V is transposed
     for n_layer in (0, 1, 5, 7, 2**32 - 1):
         yield put(head + 4, "<I", n_layer), "refused"
     for kind in (-1, 0, 30, 2**31 - 1):
@@ -178,7 +178,7 @@ def test_hostile_states_are_refused_before_llama_cpp_sees_them(saved, tmp_path):
         write(bad, PrefixFile((*good.token_ids[:-1], n_vocab), good.state), facts)
         with pytest.raises(InputError, match=f"token id {n_vocab}"):
             llm.load_prefix(bad)
-        # the magic is left for llama.cpp to refuse
+        # our loader does not check the magic number; llama.cpp refuses it
         write(bad, PrefixFile(good.token_ids, b"GGUF" + good.state[4:]), facts)
         llm.load_prefix(bad)
         [refused, other] = llm.generate([ASKED[0], "still there"], GREEDY, errors="return")

@@ -1,4 +1,4 @@
-"""LLM.score against a softmax in float64 over llama_cpp's own logits, and what surrounds it."""
+"""Compares LLM.score with a float64 softmax over llama_cpp's own logits, and tests its arguments and errors."""
 
 import asyncio
 import math
@@ -39,7 +39,8 @@ def raw(reference):
 
 
 def wanted(raw: Raw, llm: LLM, prompt: str, continuation: str) -> tuple[tuple[int, ...], list[float], bool]:
-    """Tokens, their logprobs, and whether they are the greedy ones: the whole text in one call, but for its end."""
+    """Returns the continuation's tokens, their logprobs, and whether all are the greedy ones. llama_cpp computes the
+    whole text but its last token in one call."""
     whole, head = llm.tokenize(prompt + continuation), llm.tokenize(prompt)
     first = next((i for i, (a, b) in enumerate(zip(whole, head, strict=False)) if a != b), min(len(whole), len(head)))
     rows = raw.logprobs(tuple(whole[:-1]), len(whole) - 1)
@@ -60,7 +61,7 @@ def check(score: Score, expected: tuple[tuple[int, ...], list[float], bool], wit
 
 def test_a_score_is_the_sum_of_a_softmax_over_the_models_own_logits(raw):
     prompt = questions()[0]
-    with LLM("tiny", strategy="sequential", cache_prefix=False) as llm:  # as in `raw`: all in one call
+    with LLM("tiny", strategy="sequential", cache_prefix=False) as llm:  # computes all in one call, as `raw` does
         for continuation in ANSWERS:
             [score] = llm.score(prompt, [continuation])
             check(score, wanted(raw, llm, prompt, continuation), 1e-5)
@@ -76,7 +77,7 @@ def test_many_at_once_follow_the_rule_of_equality(llm, raw):
 
 
 def test_the_prompt_is_computed_once_and_nothing_is_sampled(monkeypatch):
-    """For more continuations than there are slots, too."""
+    """The test has more continuations than slots, and fails if a row is sampled."""
 
     def fail(*_args: object) -> None:
         raise AssertionError("a row was sampled")
@@ -89,7 +90,7 @@ def test_the_prompt_is_computed_once_and_nothing_is_sampled(monkeypatch):
         stats, head = llm.stats(), llm.tokenize(LONG)
         assert all(llm.tokenize(LONG + text)[: len(head)] == head for text in continuations)
     assert len(head) > 32
-    # a chunk of one token counts as a row that continues
+    # a chunk of one token counts in decode_rows
     assert stats.prefill_tokens + stats.decode_rows == len(head) - 1 + sum(score.num_tokens for score in scores)
 
 
@@ -114,7 +115,7 @@ def test_the_greedy_continuation_is_found_and_others_are_not(llm):
 
 
 def test_a_token_may_reach_across_the_border(llm):
-    """Tokens of the prompt that the continuation changes count as continuation."""
+    """If the continuation changes the last tokens of the prompt, these count as continuation."""
     text, cut = "Once upon a time there was a dog", 8
     whole = llm.tokenize(text)
     inside = next(n for n in range(cut, len(text)) if llm.tokenize(text[:n]) != whole[: len(llm.tokenize(text[:n]))])

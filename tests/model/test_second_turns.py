@@ -1,4 +1,4 @@
-"""The second turn of a chat computes its own tokens, on the shapes of hybrids and of sliding windows."""
+"""The second turn of a chat computes only its own tokens, on hybrid models and models with sliding windows."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytest.importorskip("gguf")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_turn_computes_less_than_a_tenth(kind, tmp_path):
-    """Six other chats have had the two slots meanwhile. tests/long/second_turns.py has 2,000 tokens and 64 chats."""
+    """Six other chats use the two slots between the turns. tests/long/second_turns.py has 2,000 tokens and 64 chats."""
     name, options = KINDS[kind]
     write_model({**HYBRIDS, **WINDOWS}[name], tmp_path / "model.gguf")
     turn = second_turn(tmp_path / "model.gguf", 500, 20, 6, **options)

@@ -1,4 +1,4 @@
-"""Batches of a server on the bundled model: beside other requests, over a kill of the server and of its engine."""
+"""Batches of a server on the bundled model run beside other requests, and survive kills of the server and engine."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def client(tmp_path_factory, steps):
 
 @pytest.mark.parametrize("number", range(killed_server.QUICK))
 def test_a_killed_server_goes_on_with_its_batches(number, tmp_path, monkeypatch):
-    monkeypatch.setattr(killed_server, "N_LINES", 250)  # the full count is that of `make test-long`
+    monkeypatch.setattr(killed_server, "N_LINES", 250)  # `make test-long` has the full counts
     monkeypatch.setattr(killed_server, "KILLS", 3)
     killed_server.case(number, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Engines that die behind a server: the culprit's sender is told, the others get their texts, none waits for ever."""
+"""A server's engine dies. The sender of the request that killed it gets an error, all others get their texts."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "te
 
 
 class CrashingServer(RunningServer):
-    """A server whose child runs another program, or is replaced by another policy."""
+    """A server whose child runs another program, or has another restart policy."""
 
     def __init__(self, engine, program="llamabatch.client.worker", policy=None, **options):
         super().__init__(engine, **options)
@@ -76,7 +76,7 @@ def test_the_request_that_kills_the_engine_is_named_to_its_sender_alone():
 
 def test_all_are_answered_once_the_engine_is_given_up_and_it_is_started_again_without_a_call(monkeypatch, steps):
     policy = RestartPolicy(most=1, retry_s=2.0)
-    now = 0.0  # for the supervisor
+    now = 0.0  # the supervisor's clock
 
     async def run(server):
         with steps.each_takes(0.05):
@@ -89,7 +89,7 @@ def test_all_are_answered_once_the_engine_is_given_up_and_it_is_started_again_wi
         return [await asyncio.wait_for(answer(call), 30) for call in (*whole, *streams, *waiting)]
 
     async def answer(call):
-        """The status, and the error of a stream that had begun."""
+        """Returns the status, and the error code of a stream that had begun."""
         if not call.status and await call.head() != 200:
             call.close()
             return call.status, None
@@ -131,7 +131,7 @@ def test_the_server_says_that_it_is_not_ready_while_the_engine_is_replaced_and_t
 
 
 def kill_all(server):
-    """Kills each child until no other one follows."""
+    """Kills children until the client starts no more of them."""
     client = server.serving.client
 
     def given_up():

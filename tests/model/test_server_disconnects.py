@@ -1,4 +1,4 @@
-"""A client that leaves, at any time, ends its request within two steps, and nobody else's."""
+"""If a client leaves at any time, its request ends within two steps, and no other request ends."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ LONG = "word " * 700  # several prefill steps
 
 
 class Counted:
-    """Steps, counted, and the step before which each abort came."""
+    """Counts steps, and records the number of steps before each abort."""
 
     def __init__(self, monkeypatch):
         self.count = 0
@@ -33,12 +33,12 @@ class Counted:
 
 
 class Client:
-    """One request over ASGI, whose client may leave."""
+    """A client that sends one request over ASGI, and may leave."""
 
     def __init__(self, application, body, path="/v1/completions"):
         self.status = None
         self.body = b""
-        self.first = asyncio.Event()  # the first piece is there
+        self.first = asyncio.Event()  # set when the first piece is there
         self._leaving = asyncio.Event()
         self._given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
         scope = {
@@ -68,7 +68,7 @@ class Client:
 
 
 def run(story, **options):
-    """Runs a story on an application whose model is loaded."""
+    """Makes an application, waits until its model is loaded, and runs `story` with it."""
 
     async def told():
         application = app("tiny", isolate=False, n_ctx=1024, instances=1, n_threads=1, **options)
@@ -111,7 +111,7 @@ def test_it_frees_its_place_within_two_steps(monkeypatch, steps, stream, when):
             assert other.status == 200
             assert json.loads(other.body)["usage"]["completion_tokens"] == 60
 
-    with steps.held(20):  # once more, so that the other one still runs
+    with steps.held(20):  # again with a held step, so that the other request still runs
         run(story, n_slots=1, n_batch=64, prefill_budget=64)
 
 

@@ -1,4 +1,4 @@
-"""One sink for all requests of a server: the engine hands over once a step, in every way to an engine."""
+"""A server has one sink for all requests. Every kind of client calls it once for each step."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
 
 
 def submit_one_by_one(client, sink):
-    """Each request by a call of its own, with the same sink; half of them have answers that are parsed."""
+    """Submits each request in a call of its own, with the same sink. Half of the requests have parsed answers."""
     inputs = InputProcessor(client)
     for number in range(N):
         text = f"The number {number} is"
@@ -50,13 +50,13 @@ def test_the_engine_hands_over_once_a_step(options, monkeypatch, steps):
 
     client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": 1, **options}))
     try:
-        with steps.held():  # so that all run together
+        with steps.held():  # so that all requests run together
             submit_one_by_one(client, sink)
         assert done.wait(PATIENCE_S)
     finally:
         client.close()
     assert [len(each) for each in tokens.values()] == [TOKENS] * N
-    if options.get("isolate"):  # its steps are counted in the child
+    if options.get("isolate"):  # the steps are made in the child, so they cannot be counted here
         assert max(calls) == N
     else:
         assert len(calls) <= len(made)

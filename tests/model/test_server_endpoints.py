@@ -1,4 +1,4 @@
-"""The endpoints of the server on real models: the bundled one, and tiny encoders."""
+"""The endpoints of the server with real models: the bundled model, and tiny encoders."""
 
 import base64
 

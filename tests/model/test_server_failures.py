@@ -1,4 +1,4 @@
-"""What goes wrong around a server: the figures of it, whose full counts are run by `make test-long`."""
+"""Some cases of the figures about failures around a server. `make test-long` runs all cases."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Requests that are made to be heavy neither hold the event loop of a server up, nor fill its memory.
+"""Heavy requests neither block the event loop of a server nor fill its memory.
 
-Two times are measured in which other programs of the machine have no part: the CPU time of the loop in each callback,
-and the CPU time of the whole process between two turns of the loop, as a thread may hold up all others.
+Two times are measured that do not depend on other programs of the machine: the CPU time of each callback of the loop,
+and the CPU time of the whole process between two turns of the loop. The second shows threads that block all others.
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ import pytest
 
 from tests.waiting import until
 
-# As `llamabatch serve`, with the URL on stdout; SECONDS is the CPU time of the longest callback of the loop so far.
+# Serves like `llamabatch serve`, with the URL on stdout. SECONDS is the CPU time of the longest callback so far.
 PROGRAM = """
 import asyncio, json, sys, time
 sys.modules["uvloop"] = None  # its callbacks cannot be watched
@@ -108,7 +108,7 @@ HEAVY = [
 
 
 def memory(process):
-    """Bytes of memory that the server's own process has had at most."""
+    """Returns the peak memory of the server's own process, in bytes."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -117,7 +117,7 @@ def memory(process):
 
 @contextlib.contextmanager
 def server(max_logprobs):
-    """The process, a client, and a function that gives the longest callback and turn since its last call."""
+    """Yields the process, a client, and a function that returns the longest callback and turn since its last call."""
     command = [sys.executable, "-c", PROGRAM, str(max_logprobs)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as process:
@@ -164,7 +164,7 @@ def test_thirty_heavy_requests_hold_nobody_up():
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_of_many_logprobs_holds_nobody_up(stream):
-    """They come in one message; as objects they take a second to read, in which no other thread runs."""
+    """All logprobs come in one message. Making objects of them would block all threads for a second."""
     body = USUAL | {"prompt": "a", "max_tokens": 50, "n": 16, "logprobs": 1024, "stream": stream}
     with server(max_logprobs=-1) as (process, client, longest):
         before = memory(process)

@@ -1,4 +1,4 @@
-"""llama-server's and vLLM's endpoints on the bundled model, with the engine in a child process."""
+"""The endpoints of llama-server and vLLM, on the bundled model, with the engine in a child process."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def client(folder, steps):
 
 @pytest.fixture
 def busy(client, steps):
-    """Three requests for two slots, until the end of the test."""
+    """Three requests for two slots, which run until the end of the test."""
     serving = client.app.state.serving
     calls = []
 
@@ -95,7 +95,7 @@ def test_logprobs_of_a_chat_have_the_bytes_of_each_token(client):
 
     def joined(content):
         assert all(bytes(each["bytes"]) or each["token"] == "" for token in content for each in token["top_logprobs"])
-        assert any("\N{REPLACEMENT CHARACTER}" in token["token"] for token in content)  # parts of characters
+        assert any("\N{REPLACEMENT CHARACTER}" in token["token"] for token in content)  # parts of a character
         return b"".join(bytes(token["bytes"]) for token in content)
 
     whole = client.post("/v1/chat/completions", json=chat).json()["choices"][0]
@@ -172,7 +172,7 @@ def test_slots_show_what_runs_and_no_prompt(client, busy):
     assert last["rates"]["tokens_per_s"] > 0
     assert 1 < last["rates"]["rows_per_step"] <= 2
     assert 0 < last["rates"]["gap_p50_s"] <= last["rates"]["gap_max_s"]
-    assert len({slot["prefix"] for slot in last["slots"]}) == 1  # the same prompt
+    assert len({slot["prefix"] for slot in last["slots"]}) == 1  # all slots have the same prompt
     text = client.get("/metrics").text
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 2.0' in text
     assert "llamacpp:requests_deferred 1.0" in text
@@ -181,7 +181,7 @@ def test_slots_show_what_runs_and_no_prompt(client, busy):
 
 
 def test_metrics_count_what_answers_tell(client, monkeypatch):
-    monkeypatch.setattr(live, "EVERY_S", 0)  # else what was seen a moment ago may be shown again
+    monkeypatch.setattr(live, "EVERY_S", 0)  # else old values may be shown again
 
     def figures():
         lines = client.get("/metrics").text.splitlines()
@@ -258,7 +258,7 @@ def test_watchers_see_an_engine_that_is_killed_come_back(client, monkeypatch):
     events += watching.result(PATIENCE_S)
     until(lambda: last()["state"] == "restarting")
     go_on.set()
-    until(lambda: last()["slots"] and engine.stats().restarts > before)  # its first state may come later
+    until(lambda: last()["slots"] and engine.stats().restarts > before)  # the new child's first state may come later
     counts = [event["totals"]["restarts"] for event in events if "totals" in event]
     assert counts[-1] == counts[0] + 1
     assert len(events[-1]["slots"]) == 2

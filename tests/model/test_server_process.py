@@ -1,4 +1,4 @@
-"""The server as a program: signals, draining, addresses, and a model that cannot be loaded."""
+"""The server as a program: signals, draining, addresses, and models that cannot be loaded."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from tests.waiting import PATIENCE_S, until
 
-# as `llamabatch serve`, with options of the test, and the URL on stdout
+# serves like `llamabatch serve`, with options of the test and the URL on stdout
 PROGRAM = """
 import json, sys
 from llamabatch.errors import LlamaBatchError
@@ -31,7 +31,8 @@ except LlamaBatchError as error:
 
 @contextlib.contextmanager
 def server(model="tiny", *, wait=True, server=None, same_s=1, **engine):
-    """A server in a process of its own: the process, and a client of it. Two signals within `same_s` are one."""
+    """Starts a server in a process of its own. Yields the process and a client. Signals within `same_s` seconds count
+    as one."""
     options = {"port": 0, **(server or {})}
     engine = {"n_slots": 4, "n_ctx": 1024, "n_threads": 1} | engine
     command = [sys.executable, "-c", PROGRAM, model, *map(json.dumps, (engine, options, same_s))]
@@ -54,7 +55,7 @@ def server(model="tiny", *, wait=True, server=None, same_s=1, **engine):
 
 
 def children(process):
-    """Process ids of the children of a process."""
+    """Returns the process ids of the children of a process."""
     command = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(each) for each in found.stdout.split()]
@@ -73,7 +74,7 @@ def body(**more):
 
 
 class Stream(threading.Thread):
-    """Reads a stream on a thread; one that is cut has an end without [DONE]."""
+    """Reads a stream on a thread. If the stream is cut, `data` ends without [DONE]."""
 
     def __init__(self, client, asked):
         super().__init__()
@@ -155,7 +156,7 @@ def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one(steps):
         with steps.held(5):
             stream = Stream(client, long)
             assert stream.begun.wait(PATIENCE_S)
-            for pid in pids:  # systemd's KillMode=control-group
+            for pid in pids:  # systemd with KillMode=control-group signals every process
                 os.kill(pid, signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
             until(lambda: client.get("/readyz").status_code == 503)

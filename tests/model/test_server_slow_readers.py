@@ -1,5 +1,5 @@
-"""Clients that read a stream slowly, or not at all, hold up no other one and no slot;
-tests/unit/server/test_dispatcher.py has the memory."""
+"""Clients that read a stream slowly or not at all block no other client and no slot.
+tests/unit/server/test_dispatcher.py tests the memory."""
 
 import asyncio
 import contextlib
@@ -16,19 +16,20 @@ from tests.waiting import PATIENCE_S, until_soon
 PATH = "/v1/completions"
 ENGINE = {"n_slots": 8, "n_ctx": 1024, "n_threads": 1, "strategy": "batched"}
 LONG = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "temperature": 0, "n": 2}
-RICH = LONG | {"logprobs": 5}  # pieces that are not joined, more of them than the buffers on the way hold
+# With logprobs, pieces are not joined, so there are more of them than the buffers on the way can store.
+RICH = LONG | {"logprobs": 5}
 SHORT = {"prompt": "The sea is", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
-BUFFER = 4096  # bytes that the system keeps for each side, so that a reader holds the server up after some pieces
+BUFFER = 4096  # bytes of the system's buffers on each side: a slow reader blocks the connection after some pieces
 
 
 def tight(server):
-    """Lets the server's side of new connections have a small buffer, too."""
+    """Gives the server's side of new connections a small buffer as well."""
     for each in server._sockets:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
 
 
 async def slow_reader(port, is_enough):
-    """Reads a byte now and then, as long as it is asked to."""
+    """Starts a stream, and reads a byte now and then until `is_enough` is set. Returns the call."""
     call = await Call.post(port, PATH, {**RICH, "stream": True}, buffer=BUFFER, connection="close")
     await call.head()
     while not is_enough.is_set():
@@ -74,7 +75,7 @@ def test_a_client_that_reads_nothing_is_given_up(stream):
         call = await Call.post(server.port, PATH, {**LONG, **more}, buffer=BUFFER)
         await until_soon(lambda: server.serving.client.stats().submitted, "it never began")
         await until_soon(lambda: not server.serving.n_open, "it is still there")
-        # a whole answer leaves the connection alone with its timer
+        # after a whole answer, only the keep-alive timer closes the connection
         await until_soon(lambda: not server._server.server_state.connections, "it is still connected")
         data = b""
         with contextlib.suppress(ConnectionError):

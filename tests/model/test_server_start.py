@@ -1,4 +1,4 @@
-"""`llamabatch serve` as a program: TLS, a UNIX socket, the end of it, and a log without prompts."""
+"""`llamabatch serve` as a program: TLS, a UNIX socket, its end, and a log without prompts."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ PROMPT = "zebra quagga okapi"
 
 @contextlib.contextmanager
 def served(folder, *arguments, **environment):
-    """A server of the bundled model in a process of its own; gives its URL, and its log after the end."""
+    """Starts a server of the bundled model in a process of its own. Yields its URL and its process."""
     command = [sys.executable, "-m", "llamabatch", "serve", "-m", "tiny", "--n-slots", "2", "--port", "0", *arguments]
     log = folder / "stderr"
     with open(log, "wb") as stderr:
@@ -50,7 +50,7 @@ def ready(client):
 
 
 def certificate(folder, name):
-    """A self-signed certificate and its key."""
+    """Makes a self-signed certificate. Returns the paths of its key and the certificate."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate, and is not installed")
     key, cert = folder / f"{name}.key", folder / f"{name}.pem"
@@ -75,7 +75,7 @@ def test_tls_and_certificates_of_clients(tmp_path):
             pytest.raises((httpx.HTTPError, ssl.SSLError)),
             httpx.Client(base_url=url, timeout=60, verify=context) as client,
         ):
-            client.get("/livez")  # without a certificate of its own
+            client.get("/livez")  # the client has no certificate
         context.load_cert_chain(str(client_cert), str(client_key))
         with httpx.Client(base_url=url, timeout=60, verify=context) as client:
             assert ready(client).get("/livez").status_code == 200
@@ -90,7 +90,7 @@ def test_tls_and_certificates_of_clients(tmp_path):
 
 
 def _leave_over_tls(url, context, client):
-    """TLS has no half-closed connection: its end ends the request."""
+    """Leaves during a request, which must then end. A TLS connection cannot be half closed."""
     body = json.dumps({"prompt": "Once", "max_tokens": 900, "n": 64, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S) as plain:
@@ -150,7 +150,7 @@ def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path):
         client.post("/v1/completions", json={"prompt": PROMPT}, headers={"Authorization": "Bearer wrong-zebra"})
     log = (tmp_path / "stderr").read_text(encoding="utf-8")
     assert 0 < log.index("is being loaded") < log.index("ready after ") < log.index("POST /v1/chat/completions 200")
-    assert log.count("GET /readyz: 503: model_loading") == looks.count(503)  # at debug
+    assert log.count("GET /readyz: 503: model_loading") == looks.count(503)  # at level debug
     assert "INFO llamabatch.server.http.request_log: request" not in log.partition("ready after ")[0]
     assert "POST /nothing 404" in log
     for secret in ("quagga okapi", "zebra+quagga", key, "wrong-zebra"):

@@ -1,4 +1,4 @@
-"""LLM.sleep: the model is freed, and the next use has it again as it was."""
+"""LLM.sleep frees the model. The next use loads it again, with the same state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_next_use_has_the_model_as_it_was(options, tmp_path):
         assert repr(llm) == "LLM('tiny', asleep)"
         assert llm.heartbeats == []
         assert (llm.adapters, llm.plan, llm.n_ctx) == (["a"], plan, plan.config.n_ctx)
-        assert llm.stats().generated_tokens == before.generated_tokens  # looks, and wakes nothing
+        assert llm.stats().generated_tokens == before.generated_tokens  # stats() wakes nothing
         assert llm.metadata["general.architecture"]
         assert llm.is_asleep
         assert [o.text for o in llm.generate(asked, GREEDY)] == [o.text for o in first]
@@ -50,7 +50,7 @@ def test_the_next_use_has_the_model_as_it_was(options, tmp_path):
         after = llm.stats()
         assert after.submitted == before.submitted + 12
         assert after.generated_tokens > before.generated_tokens
-        llm.unload_prefix(tmp_path / "p.bin")  # it was loaded again
+        llm.unload_prefix(tmp_path / "p.bin")  # works, because the prefix was loaded again
 
 
 MEASURE = """
@@ -141,7 +141,7 @@ def test_threads_that_use_it_while_another_puts_it_to_sleep():
 
         def use(seed):
             random = Random(seed)
-            while not enough.wait(random.random() / 50):  # so that at times nobody uses it
+            while not enough.wait(random.random() / 50):  # so that sometimes nobody uses the LLM
                 found.append([o.text for o in llm.generate(questions()[:3], GREEDY)])
 
         threads = [threading.Thread(target=use, args=(seed,)) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Ten seconds of the hour of mixed load: every request accounted for, and nothing left behind."""
+"""Ten seconds of the hour of mixed load: every request is counted, and nothing is left behind."""
 
 from tests.long import soak
 

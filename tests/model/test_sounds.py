@@ -1,4 +1,5 @@
-"""Prompts with sounds: each alone equals what libmtmd's own helper computes, and in company what it is alone."""
+"""Prompts with sounds: a prompt alone equals the result of libmtmd's own helper, and a prompt in a batch equals it
+alone."""
 
 import base64
 import contextlib
@@ -7,6 +8,7 @@ import json
 import subprocess
 import sys
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,8 @@ from tests.waiting import PATIENCE_S
 
 RATE = 16_000
 SHAPE = ProjectorShape("ultravox", n_merge=20)  # 75 tokens for each half of a minute
+VOXTRAL = replace(SHAPE, kind="voxtral", n_merge=10)  # as many: the encoder halves the steps in time once more
+QWEN = ProjectorShape("qwen2a")  # 750 tokens
 
 
 def sound(seed: int, seconds: float = 1.0) -> np.ndarray:
@@ -52,8 +56,8 @@ CONVERSATIONS = [
     conversation(sound(0)),
     conversation(sound(1, 0.1)),
     conversation(sound(2), sound(3, 2.5)),
-    conversation(sound(0)),  # of a sound that another one has
-    conversation(sound(4, 31), words=3),  # of two passes
+    conversation(sound(0)),  # the same sound as in another conversation
+    conversation(sound(4, 31), words=3),  # needs two passes
 ]
 
 
@@ -64,16 +68,26 @@ def files(tmp_path_factory):
     with contextlib.suppress(SetupFailure):
         found |= {path.stem.rpartition("-")[0]: str(path) for path in models.write(folder, ["qwen2vl"])}
     for model, width in (("tiny", 192), ("qwen2vl", 256)):
-        found[f"mmproj-{model}"] = str(folder / f"mmproj-{model}.gguf")
-        write_projector(folder / f"mmproj-{model}.gguf", SHAPE, width, seed=1)
+        for shape, name in ((SHAPE, f"mmproj-{model}"), (VOXTRAL, f"voxtral-{model}"), (QWEN, f"qwen-{model}")):
+            found[name] = str(folder / f"{name}.gguf")
+            write_projector(folder / f"{name}.gguf", shape, width, seed=1)
     return found
 
 
-@pytest.mark.parametrize("model", [pytest.param("tiny", marks=pytest.mark.guard), "qwen2vl"])  # the second has M-RoPE
-def test_as_the_helper_of_libmtmd_alone_and_in_company(files, model):
+@pytest.mark.parametrize(
+    ("model", "projector"),
+    [
+        pytest.param("tiny", "mmproj-tiny", marks=pytest.mark.guard),
+        ("tiny", "voxtral-tiny"),
+        ("tiny", "qwen-tiny"),
+        ("qwen2vl", "mmproj-qwen2vl"),  # M-RoPE
+    ],
+)
+def test_as_the_helper_of_libmtmd_alone_and_in_company(files, model, projector):
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
-    with LLM(files[model], mmproj=files[f"mmproj-{model}"], n_slots=4, n_ctx=256, profile=False) as llm:
+    n_ctx = 2048 if projector == "qwen-tiny" else 256
+    with LLM(files[model], mmproj=files[projector], n_slots=4, n_ctx=n_ctx, profile=False) as llm:
         wanted = alone(llm, CONVERSATIONS)
         for given, output in zip(CONVERSATIONS, wanted, strict=True):
             sounds = [part["audio"][0] for part in given[0]["content"] if part["type"] == "audio"]

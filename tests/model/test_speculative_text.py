@@ -1,4 +1,4 @@
-"""Speculative decoding on the bundled model: fewer passes, the same text."""
+"""Speculative decoding on the bundled model needs fewer passes and gives the same text."""
 
 import json
 import random
@@ -15,13 +15,13 @@ FORCED = {"speculate": "lookup", "speculate_always": True}
 
 
 def copies():
-    """The held-out questions that ask for a copy of 3 to 6 words."""
+    """Returns the held-out questions that ask for a copy of 3 to 6 words."""
     rows = [json.loads(line) for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
     return [row["messages"] for row in rows if row["task"] == "copy"]
 
 
 def mixture(n_copies, n_others, seed):
-    """Some whose answers stand in the prompt, and some whose do not."""
+    """Returns a mixture of conversations: the answers of some are in the prompt, those of others are not."""
     both = copies()[:n_copies] + mixed_conversations(n_others, seed=seed)
     random.Random(seed).shuffle(both)
     return both
@@ -70,7 +70,7 @@ def test_penalties_count_the_tokens_inside_a_run(reference):
 
 
 def test_masks_follow_the_tokens_inside_a_run(reference):
-    """Bad words of several tokens, and the end that may not come yet."""
+    """The masks are those of bad words of several tokens, and of min_tokens."""
     asked = copies()[:30]
     whole = reference.chat(asked, SamplingParams(temperature=0, max_tokens=40))
     params = []
@@ -115,7 +115,7 @@ def test_stops_and_lengths_inside_a_run_are_exact(reference):
     ("cost", "pays"), [(lambda rows: 0.01, True), (lambda rows: 0.01 * rows, False)], ids=["free rows", "dear rows"]
 )
 def test_left_to_itself_it_guesses_where_that_pays_and_says_so(cost, pays, reference):
-    """With steps that take what they are said to take; most of what is guessed in this text is wrong."""
+    """`cost` gives the time of each step. Most guesses in this text are wrong."""
     now = [0.0]
     with Engine(EngineConfig("tiny", n_slots=4, speculate="lookup")) as engine:
         engine._speculation._clock = lambda: now[0]
@@ -137,7 +137,7 @@ def test_left_to_itself_it_guesses_where_that_pays_and_says_so(cost, pays, refer
             guessing.append(engine.stats().speculating)
         stats = engine.stats()
     assert 0 < stats.acceptance < 0.5
-    share = sum(guessing) / len(guessing)  # by estimates, which a few wrong guesses may turn for a moment
+    share = sum(guessing) / len(guessing)  # a few wrong guesses may change the estimates
     assert share > 0.7 if pays else share < 0.2
     assert (stats.verify_calls > 0.5 * stats.decode_calls) == pays
 

@@ -1,4 +1,4 @@
-"""States of cells, hybrids, recurrent models and windows, forked, saved, restored: 200 random histories, and files."""
+"""States of all kinds of memory are forked, saved and restored: in random histories, and in prefix files."""
 
 import pytest
 
@@ -16,14 +16,14 @@ from tests.model.state_copies import KINDS, N_VOCAB, SIZES, Histories
 from tests.unit.configs import resolved
 from tests.unit.small_prefixes import small_thresholds
 
-CASES = 18  # of each kind
+CASES = 18  # histories of each kind
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
 PROMPT = [(7 * i + 3) % N_VOCAB for i in range(150)]
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Small random models, by the name of their architecture."""
+    """Paths of small random models, by the name of the architecture."""
     folder = tmp_path_factory.mktemp("states")
     try:
         found = models.write(folder, sorted({name for name, _, _ in KINDS}))
@@ -75,7 +75,7 @@ def test_a_llama_cpp_without_snapshots_of_a_state_is_named(paths, monkeypatch):
 
 @pytest.fixture
 def runner(paths):
-    path, sizes = paths["qwen35"], {**SIZES, "device_sampling": "off"}  # rows of logits are read
+    path, sizes = paths["qwen35"], {**SIZES, "device_sampling": "off"}  # because whole rows of logits are read
     model = Model(path, EngineConfig(str(path), **sizes))
     made = ModelRunner(model, resolved(str(path), **{**sizes, "n_slots": 3, "start_slots": 3, "cache_ram": 1}), 3)
     yield made
@@ -103,7 +103,7 @@ def saved(runner, slot: int, tokens: list[int]) -> StoredPrefix:
 
 
 def test_nothing_is_saved_while_copies_wait_for_the_next_decode(runner):
-    """llama.cpp would read what stood there before."""
+    """llama.cpp would save the slot's old contents."""
     fill(runner, 0, PROMPT[:20])
     runner.run(SchedulerOutput(copies=(PrefixCopy(0, 1, 20),)))
     assert saved(runner, 1, PROMPT[:20]).state is None
@@ -117,7 +117,7 @@ def test_a_state_of_more_tokens_is_not_saved(runner):
 
 
 def test_a_restore_comes_after_the_copies_that_wait(runner):
-    """A copy into the slot, made at the next decode, would overwrite what was loaded before."""
+    """A copy into the slot is made at the next decode. It would overwrite a state that was loaded before."""
     fill(runner, 0, PROMPT[:20])
     prefix = saved(runner, 0, PROMPT[:20])
     wanted = last_logits(runner, 0, 5)
@@ -138,13 +138,13 @@ def test_a_fork_without_a_pass_between_is_one_of_the_state_as_it_is(runner):
 
 
 def values(outputs):
-    """Each token's logprobs by id."""
+    """Returns the logprobs at each generated token, by token id."""
     return [{token_id: found.logprob for token_id, found in row.items()} for row in outputs[0].outputs[0].logprobs]
 
 
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "mamba2", "gpt-oss"])
 def test_a_saved_prefix_serves_an_engine_of_other_slots(paths, name, tmp_path):
-    # a window is promised no equal bits
+    # gpt-oss has a window, for which there is no promise of equal bits
     options = {**SIZES, "strategy": "batched", "batch_invariant": library.has_equal_rows() and name != "gpt-oss"}
     near = 1e-3 if name == "gpt-oss" else 0.0
     asked = [*PROMPT, 5, 6, 7]
@@ -157,13 +157,14 @@ def test_a_saved_prefix_serves_an_engine_of_other_slots(paths, name, tmp_path):
         found = values(llm.generate([asked], GREEDY))
         assert found == [pytest.approx(row, rel=0, abs=near) for row in wanted]
         assert llm.stats().prefix_tokens == len(PROMPT)
-        llm.generate([PROMPT[:100]], GREEDY)  # a part of the state is none
+        llm.generate([PROMPT[:100]], GREEDY)  # a part of a saved state cannot be used
         assert llm.stats().prefix_tokens <= len(PROMPT) + 100
 
 
-@pytest.mark.parametrize("name", ["qwen35", "gpt-oss"])  # tests/model/test_second_turns.py has more
+@pytest.mark.parametrize("name", ["qwen35", "gpt-oss"])  # test_second_turns.py has more
 def test_the_second_turn_of_a_long_chat_computes_its_own_tokens(paths, name):
-    """Also where other chats have had all slots since, and where the answer is another one than the model's."""
+    """This holds even if other chats have used all slots since, or if the prompt has another answer than the
+    model's."""
     options = {**SIZES, "n_ctx": 4096, "n_batch": 512, "n_ubatch": 512, "strategy": "batched"}
     options["kv_overrides"] = {f"{name}.context_length": 4096}  # the files say 256
     chat = [(i * i + 7 * i) % N_VOCAB for i in range(2000)]

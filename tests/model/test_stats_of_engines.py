@@ -1,4 +1,4 @@
-"""stats() for every kind of client: nothing is lost, nothing counted twice, and no call waits for a step."""
+"""stats() of every kind of client loses nothing, counts nothing twice, and waits for no step."""
 
 import asyncio
 import os
@@ -24,14 +24,15 @@ LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
 
 @pytest.fixture(scope="module", params=KINDS)
 def llm(request, steps):
-    """One for all tests of its kind, each of which looks at its own span: an engine in a process takes a while."""
+    """One LLM for all tests of its kind, because starting a process takes a while. Each test looks at its own span of
+    the stats."""
     with LLM("tiny", **KINDS[request.param]) as made:
         made.kind = request.param
         yield made
 
 
 def settled(llm):
-    """An aborted request ends with the current step."""
+    """Waits until no request is in flight, and returns the stats. An aborted request ends with the current step."""
     return until(lambda: stats if not (stats := llm.stats()).in_flight else None)
 
 
@@ -99,7 +100,8 @@ def test_what_runs_is_in_the_figures_at_once(llm, steps):
 
 
 def test_a_sink_may_ask(llm):
-    """From the engine's own thread, or the one that reads from its process, while another's sink asks, too."""
+    """A sink may call stats(). It runs on the engine's thread, or on the thread that reads from a child; another
+    engine's sink may call at the same time."""
     before = llm.stats()
     seen: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -116,14 +118,14 @@ def test_a_sink_may_ask(llm):
 
 
 def test_stats_wait_for_no_long_step():
-    """An engine that stands still in a step answers all the same."""
+    """stats() returns even if the engine is blocked in a step."""
     with LLM("tiny", n_slots=2, instances=1) as llm:
         go_on, inside = threading.Event(), threading.Event()
         innermost(llm).ask(lambda engine: (inside.set(), go_on.wait(PATIENCE_S)))
         assert inside.wait(PATIENCE_S)
         llm._client.submit([Request("waits", (1, 2))], print)
         stats = llm.stats()
-        assert (stats.waiting, stats.in_flight) == (1, 1)  # what the engine has not heard of yet counts, too
+        assert (stats.waiting, stats.in_flight) == (1, 1)  # a request counts before the engine has received it
         go_on.set()
 
 

@@ -1,4 +1,4 @@
-"""Masks and token-level stops through the whole engine: what may not come does not, and what ends the text is named."""
+"""Masks and token-level stops in the whole engine: masked tokens never come, and the stop reason is named."""
 
 import random
 
@@ -67,7 +67,7 @@ def test_masks_that_leave_nothing_fail_their_own_request(llm):
 
 
 def test_text_of_any_tokens_is_exact_with_stop_strings_anywhere(llm):
-    """Random tokens cut characters and stop strings anywhere; the text must be that of the tokens all the same."""
+    """Random tokens cut characters and stop strings anywhere. The text must still be the decoded tokens."""
     lively = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 60}
     rng, token_bytes = random.Random(0), llm._client.model.token_bytes
     outs = llm.generate([[5]] * 24, [SamplingParams(**lively, seed=seed) for seed in range(24)])

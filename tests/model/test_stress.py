@@ -1,4 +1,4 @@
-"""Many requests with random lengths, stops and aborts: every slot free at the end, every result right."""
+"""Many requests with random lengths, stops and aborts: at the end, every slot is free and every result is right."""
 
 import queue
 import random
@@ -26,7 +26,7 @@ def test_requests_in_bursts(n_requests, reference, logit_gap):
     events: queue.SimpleQueue = queue.SimpleQueue()
     asked, outputs = {}, {}
     try:
-        for start in range(0, n_requests, 100):  # in bursts, while earlier ones run
+        for start in range(0, n_requests, 100):  # in bursts, while earlier requests run
             group = new_group()
             burst = []
             for number in range(start, start + 100):
@@ -52,14 +52,14 @@ def test_requests_in_bursts(n_requests, reference, logit_gap):
     assert ended[FinishReason.ERROR] == 0
     differing = [r for r, o in outputs.items() if not _right(o, asked[r][1], whole[asked[r][0]])]
     assert len(differing) <= 0.01 * n_requests
-    for request_id in differing:  # what differs must do so where the model itself was undecided
+    for request_id in differing:  # texts may differ only where the model was undecided
         output, wanted = outputs[request_id], whole[asked[request_id][0]]
         at = next(i for i, (a, b) in enumerate(zip(output.token_ids, wanted.token_ids, strict=False)) if a != b)
         assert logit_gap((*output.prompt_token_ids, *output.token_ids[:at])) < 0.15
 
 
 def _right(output, request, wanted) -> bool:
-    """Is it the beginning of what the request gives alone, ended where its own limits say?"""
+    """Returns True if the output is the beginning of the text alone, and ends where the request's limits say."""
     n = len(output.token_ids)
     if output.token_ids != wanted.token_ids[:n]:
         return False

@@ -1,4 +1,4 @@
-"""Structured outputs through a whole engine: whatever the weights say, what ends with "stop" has the form asked for."""
+"""Structured outputs in a whole engine: every text that ends with "stop" has the form, whatever the weights are."""
 
 import json
 import queue
@@ -87,7 +87,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory):
-    """A model with random weights: its own text would be nonsense."""
+    """An LLM with random weights, whose free text is nonsense."""
     with LLM(write("llama", tmp_path_factory.mktemp("model") / "llama.gguf"), n_ctx=512, n_slots=16) as llm:
         yield llm
 
@@ -113,7 +113,7 @@ def test_what_ends_with_stop_is_valid_even_from_random_weights(noise):
 
 
 def test_company_changes_nothing(noise):
-    """Free requests beside constrained ones, and these beside those, give what they give alone."""
+    """Free and constrained requests give the same texts together as alone."""
     forms = [None, {"regex": "[a-d ]{9}"}, None, {"json": Address}]
     params = [
         SamplingParams(structured_outputs=form, seed=i, max_tokens=40, temperature=0.9) for i, form in enumerate(forms)
@@ -122,7 +122,7 @@ def test_company_changes_nothing(noise):
     together = noise.generate(prompts, params)
     alone = [noise.generate(prompt, given)[0] for prompt, given in zip(prompts, params, strict=True)]
     differing = sum(one.token_ids != other.token_ids for one, other in zip(alone, together, strict=True))
-    assert differing <= 1  # where a draw falls between two tokens to the last bit
+    assert differing <= 1  # a draw may lie exactly between two tokens
 
 
 def test_other_parameters_work_before_the_mask(noise):
@@ -164,7 +164,7 @@ def test_every_sampler_keeps_to_the_form(noise, other):
 
 
 def test_a_hostile_grammar_stalls_and_breaks_no_other_request(noise, monkeypatch):
-    """While it is tried out, another text goes on; then it alone is an error."""
+    """While the grammar is tried out, another request goes on. Then only the request with the grammar fails."""
     pieces, ask = [], grammar_compiler.Trial._ask
 
     def ask_meanwhile(trial, question, seconds):
@@ -195,7 +195,7 @@ def test_the_grammar_of_a_request_that_waits_can_be_aborted(monkeypatch):
     go_on, run = threading.Event(), grammar_compiler.Trial.run
     monkeypatch.setattr(grammar_compiler.Trial, "run", lambda *asked: go_on.wait() and run(*asked))
     params, events = SamplingParams(structured_outputs={"regex": "a"}), queue.SimpleQueue()
-    with LLM("tiny", n_slots=2) as llm:  # its own: the trial goes on after the request
+    with LLM("tiny", n_slots=2) as llm:  # an LLM of its own, because the trial goes on after the request
         try:
             llm._client.submit([Request("waits", (1,), params)], events.put)
             assert llm.stats().waiting == 1
@@ -208,7 +208,7 @@ def test_the_grammar_of_a_request_that_waits_can_be_aborted(monkeypatch):
 
 
 def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch, steps):
-    """The context grows while one runs, and its cells are lost, so that it is computed again."""
+    """The context grows while a request runs, and the request loses its cells. It is computed again."""
     monkeypatch.setattr(Context, "carry_over", lambda *_: frozenset())
     form = "([a-f]{3} ){40}"
     path = write("llama", tmp_path / "llama.gguf")
@@ -216,7 +216,7 @@ def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch, steps)
     with LLM(path, n_ctx=256, n_slots=8) as llm:
         alone = llm.generate("first", params)[0].text
     with LLM(path, n_ctx=256, n_slots=8, start_slots=1) as llm, ThreadPoolExecutor(1) as pool:
-        llm.generate("x", SamplingParams(structured_outputs={"regex": form}, max_tokens=1))  # it compiles the form
+        llm.generate("x", SamplingParams(structured_outputs={"regex": form}, max_tokens=1))  # compiles the form
         with steps.held(20):
             stream = llm.stream("first", params)
             pieces = [next(stream), next(stream)]
@@ -262,14 +262,14 @@ def test_a_child_process_compiles_for_itself():
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_form_that_cannot_be_compiled_is_a_value_error(isolate):
     with LLM("tiny", isolate=isolate, n_slots=4) as llm:
-        for more in ({}, {"n": 2}, {}):  # the third is known to be bad
+        for more in ({}, {"n": 2}, {}):  # the engine remembers that the form is bad at the third request
             params = SamplingParams(structured_outputs={"regex": "(["}, **more)
             with pytest.raises(SamplingError, match="regex of structured_outputs is refused"):
                 llm.generate("a", params)
 
 
 def test_constrained_and_guessing_rows_share_a_call():
-    """Speculative decoding leaves constrained sequences out, not the call that they are in."""
+    """Constrained sequences have no guesses, but other sequences in the same call have."""
     prompt = "one two three one two three one two three one two"
     free, held = (
         SamplingParams(temperature=0, max_tokens=40),
@@ -283,7 +283,7 @@ def test_constrained_and_guessing_rows_share_a_call():
 
 
 def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
-    """By the first grammar, which asks the model for it, which is closing."""
+    """The first grammar reads the vocabulary of a model that is being closed. The model is freed only afterwards."""
     reading, read = threading.Event(), grammar_compiler._Vocabulary.__init__
 
     def slowly(self, model):

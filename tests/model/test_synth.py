@@ -1,4 +1,5 @@
-"""Made-up models load and give sound logits; their tensors have the types that llama.cpp's own quantiser picks."""
+"""Models of `llamabatch synth` load and give finite logits. Their tensors have the types that llama.cpp's quantiser
+would choose."""
 
 import hashlib
 import subprocess
@@ -20,15 +21,15 @@ from tests.model.small_shapes import HYBRIDS, WINDOWS
 
 gguf = pytest.importorskip("gguf")
 
-# 896 is no multiple of 256, as in the real 0.5B model, so that the fall-back types appear, too
+# n_embd is no multiple of 256, as in the real 0.5B model, so that fall-back types also occur
 SMALL_QWEN = replace(SHAPES["qwen2.5-0.5b"], n_layer=3, n_embd=448, n_head=7, n_head_kv=1, n_ff=768, n_vocab=2048)
 SMALL_LLAMA = replace(
     SHAPES["llama-3.1-8b"], n_layer=9, n_embd=256, n_head=4, n_head_kv=2, head_dim=64, n_ff=512, n_vocab=4096
 )
 OTHERS = {**HYBRIDS, **WINDOWS}
-GPT_OSS = (WINDOWS["gpt-oss"], "MXFP4_MOE")  # as its files are
+GPT_OSS = (WINDOWS["gpt-oss"], "MXFP4_MOE")  # the type of gpt-oss files
 SMALL = [(shape, quant) for shape in (SMALL_QWEN, SMALL_LLAMA) for quant in QUANTS if quant != "MXFP4_MOE"] + [GPT_OSS]
-PARAMETERS = {  # billions, as their makers say
+PARAMETERS = {  # billions of parameters, as their makers say
     "lfm2-350m": 0.354, "lfm2-1.2b": 1.17, "granite-4.0-h-350m": 0.34, "gpt-oss-20b": 20.9, "gemma-3-270m": 0.268,
     "gemma-3-1b": 1.0,
 }  # fmt: skip
@@ -39,7 +40,7 @@ def name_of(value):
 
 
 def decodes(path, *, extra_bufts: bool) -> None:
-    """In a child, as a broken build dies."""
+    """Checks in a child process that the model decodes, since a broken build would crash."""
     code = (
         "import sys; from pathlib import Path; from llamabatch.llama import probe;"
         f"sys.exit(probe.run(Path(sys.argv[1]), use_extra_bufts={extra_bufts}))"
@@ -66,7 +67,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
 
 @pytest.mark.parametrize("shape", OTHERS.values(), ids=OTHERS)
 def test_hybrids_and_windows_write_the_same_text_alone_and_in_company(shape, tmp_path):
-    """A window's logits may differ by rounding, which decides near ties alone."""
+    """Logits of a windowed model may differ by rounding, which changes the text only at near ties."""
     write_model(shape, tmp_path / "model.gguf")
     prompts = [[(31 * i * n + 7 * n) % 1700 + 300 for i in range(10 + 17 * n)] for n in (1, 2, 3, 4)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=N_LOGPROBS)
@@ -79,7 +80,7 @@ def test_hybrids_and_windows_write_the_same_text_alone_and_in_company(shape, tmp
         assert max(map(gap_of, together, alone)) <= bound
         [answer] = llm.chat([[{"role": "user", "content": "ten men"}]], params)
         assert len(answer.outputs[0].token_ids) == 8
-    assert len({token for output in alone for token in output.token_ids}) > 8  # a repeated token proves little
+    assert len({token for output in alone for token in output.token_ids}) > 8  # a repeated token would prove little
 
 
 @pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())

@@ -1,4 +1,4 @@
-"""A request stands in no table after its end, whatever the end was."""
+"""After its end, of whatever kind, a request is in no table."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def raises(token_ids, logits):
 
 
 def requests_of(inputs, number, in_process):
-    """A group of requests of all kinds, of which some never end by themselves."""
+    """Returns a group of requests of all kinds. Some of them never end by themselves."""
     made = [
         *inputs.prompts(["x"] * 10, SHORT).requests,
         *inputs.conversations([HI] * 10, SHORT, ChatOptions()).requests,
@@ -60,7 +60,7 @@ def test_of_an_engine(options, n_groups, steps):
         ended = [output.finished for output in outputs if output.finished is not None]
         told.put(ended)
         if any(each.request_id.endswith("7") and each.error is None for each in ended):
-            raise OSError("no")  # the request ends once more, with this error
+            raise OSError("no")  # the request ends a second time, with this error
 
     try:
         inputs = InputProcessor(client)
@@ -89,7 +89,7 @@ def test_of_an_engine(options, n_groups, steps):
         until_empty(client)
         assert {"length", "abort", "error"} <= set(reasons)
         assert n_ended > 40 * n_groups
-        assert tables >= {"RequestTable._in_flight"}  # the search finds tables
+        assert tables >= {"RequestTable._in_flight"}  # proves that the search finds tables
         del asked, again, left
         assert not tables_of(client, ids)
     finally:
@@ -97,13 +97,13 @@ def test_of_an_engine(options, n_groups, steps):
 
 
 def until_empty(client):
-    """An engine drops a request just after its caller has the last output."""
+    """Waits until the client has no requests. An engine drops a request just after its caller gets the last output."""
     until(lambda: not ((stats := client.stats()).running or stats.waiting or len(client.in_flight)))
-    client.call("reset_prefix_cache")  # behind all commands
+    client.call("reset_prefix_cache")  # runs after all earlier commands
 
 
 async def call(serving, number, ids):
-    """A call of a client: some stay, some leave."""
+    """Makes one call of a client."""
     params = (SHORT, LONG, LATE, TWO)[number % 4]
     chat = number % 3 == 0
 
@@ -150,7 +150,7 @@ def test_of_a_server(options, steps):
                     if group == 1:
                         await until_soon(all_seen, lambda: tables)
                 for one in calls[group % 3 :: 3]:
-                    one.cancel()  # its client is gone
+                    one.cancel()  # its client leaves
                 ends = await asyncio.gather(*calls, return_exceptions=True)
                 assert not [end for end in ends if isinstance(end, AssertionError)], ends
                 del calls, ends

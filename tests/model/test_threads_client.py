@@ -1,4 +1,4 @@
-"""Several engines in one process that share the weights."""
+"""Several engines in one process, which share the weights."""
 
 import platform
 import subprocess
@@ -70,7 +70,7 @@ def test_an_interrupt_between_two_pauses_leaves_no_engine_paused(number, monkeyp
         ask = asked.ask
 
         def interrupted(function):
-            ask(function)  # Ctrl-C may come before this, too: then there is less to undo
+            ask(function)  # Ctrl-C may also come before this call; then there is less to undo
             raise KeyboardInterrupt
 
         monkeypatch.setattr(asked, "ask", interrupted)
@@ -85,7 +85,7 @@ def test_an_interrupt_between_two_pauses_leaves_no_engine_paused(number, monkeyp
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is a call of glibc")
 def test_closed_engines_give_their_memory_back():
-    """glibc keeps the freed memory of each thread for its next use: without a trim 45 MB more here."""
+    """glibc keeps the freed memory of each thread for reuse. Without a trim, the process is 45 MB larger here."""
     code = """
         import sys, threading
         from llamabatch import LLM, SamplingParams

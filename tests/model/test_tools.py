@@ -1,4 +1,4 @@
-"""Forced calls on the bundled model, in the notation of each family, beside other requests and in child processes."""
+"""Forced tool calls on the bundled model, in the notation of each family, beside other requests and in children."""
 
 import json
 
@@ -56,7 +56,7 @@ def check(call, names=("weather", "clock")):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_forced_call_is_whole_and_fits_its_schema(llm, family):
-    """At a temperature at which the model writes noise."""
+    """The temperature is so high that the model writes noise."""
     template = f"{{# {EXCERPTS[family]} #}}{CHATML}"
     for choice, parallel in (("required", False), (NAMED, False)):
         [out] = llm.chat(
@@ -71,7 +71,7 @@ def test_a_forced_call_is_whole_and_fits_its_schema(llm, family):
 
 
 def test_several_calls_come_if_they_may(llm):
-    """A model that does not want to end calls again and again, each time whole, up to its last token."""
+    """A model that cannot end makes call after call. Each is complete, except the one that max_tokens cuts."""
     template = f"{{# {EXCERPTS['hermes']} #}}{CHATML}"
     endless = SamplingParams(temperature=0, max_tokens=300, logit_bias=dict.fromkeys(llm.vocab.eog_token_ids, -100))
     [out] = llm.chat(ASKED, endless, tools=TOOLS, tool_choice="required", chat_template=template)

@@ -1,4 +1,4 @@
-"""Files that would kill the process: refused before the load or in the child that tries them, and the process lives."""
+"""Model files that would crash the process are refused before the load, or by a child that tries them."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isola
 
 
 def test_the_child_computes_several_sequences_in_more_than_one_pass(monkeypatch):
-    """The states of a second pass do not begin at the first cell, where an architecture may be wrong."""
+    """The states of a second pass do not begin at the first cell. Some architectures are wrong in this case."""
     real, decoded = library.load(), []
 
     class Watched:
@@ -73,7 +73,7 @@ def test_a_tried_file_is_loaded_at_once_the_next_time(tmp_path, monkeypatch):
         with LLM(path, **options, **SMALL) as llm:
             texts.append(llm.generate("Once", SamplingParams(max_tokens=4, temperature=0))[0].text)
     assert len(set(texts)) == 1
-    assert len(runs) == 2  # the first, and "on"
+    assert len(runs) == 2  # for the first load, and for "on"
     assert json.loads(next(disk_cache.folder().glob("model-*.json")).read_text()) == {"loads": True}
 
 
@@ -108,7 +108,7 @@ def test_the_command_line_takes_a_digest():
 
 
 def test_the_child_reads_no_more_of_the_weights_than_the_header_says(tmp_path):
-    """The key of a verdict: files that differ in their weights share it."""
+    """The key of a verdict depends only on the header, so files with other weights share the verdict."""
     path = write("llama", tmp_path / "m.gguf")
     LLM(path, **SMALL).close()
     header = read_header(path)
@@ -130,7 +130,7 @@ def test_mutated_files(number, folder):
 
 
 def with_template(path, template):
-    """The bundled model with another chat template of the same length."""
+    """Writes the bundled model with another chat template, padded to the same length. Returns the path."""
     with LLM("tiny", **SMALL) as llm:
         own = llm._client.model.chat_template.encode()
         source = llm._client.model.path.read_bytes()

@@ -1,4 +1,4 @@
-"""`llamabatch tune` on the bundled model: end to end in a few seconds, and what engines then do."""
+"""`llamabatch tune` on the bundled model runs end to end in a few seconds, and engines use its results."""
 
 import json
 import logging
@@ -144,7 +144,7 @@ def test_a_child_that_dies_is_an_error_and_the_next_call_survives():
     with Children(EngineConfig("tiny"), 2) as children:
         assert set(children.measure(SETTING, JOB)) == {"prompt", "1", "4", "p95 1", "p95 4"}
         (child,) = started()
-        child.terminate()  # systemd signals every process of a service: the parent alone decides
+        child.terminate()  # systemd signals every process of a service; the child must leave its end to the parent
         assert children.measure(SETTING, JOB)
         child.kill()
         child.wait()
@@ -160,7 +160,7 @@ def test_no_more_processes_than_there_is_room_for():
     with Children(EngineConfig("tiny"), 1) as children, busy_neighbour():
         for spins in (1000, 2000, 1000):
             children.measure(replace(SETTING, spins=spins), JOB)
-            assert len(started()) == 2  # with the neighbour
+            assert len(started()) == 2  # the measuring child, and its neighbour
     assert started() == []
 
 
@@ -200,7 +200,7 @@ def test_the_command_writes_json_and_refuses_bad_input(cache):
 
 
 def test_slots_follow_the_queue():
-    """Few rows when few wait, all when many do: the context grows once, and leases the lowest ids."""
+    """Few requests use few slots, and many use all. The context grows once, and slots with the lowest ids are used."""
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
     with LLM("tiny", strategy="batched", n_slots=16, start_slots=3, n_ctx=256, profile=False) as llm:
 
@@ -225,7 +225,7 @@ def test_slots_follow_the_queue():
 
 
 def test_more_rows_than_pay_are_not_taken(cache):
-    """The stair says that 4 rows make the most tokens/s."""
+    """The profile says that 4 rows give the most tokens/s."""
     stairs = (Stair(1, 1.0), Stair(4, 1.2), Stair(8, 4.0), Stair(16, 9.0))
     keep(stairs=stairs)
     with LLM("tiny", strategy="batched", n_ctx=256) as llm:

@@ -1,4 +1,4 @@
-"""Vocabulary and metadata of the bundled model, for engines in this process and in a child."""
+"""The vocabulary and metadata of the bundled model, with engines in this process and in a child."""
 
 import asyncio
 import shutil
@@ -30,7 +30,7 @@ def test_a_vocabulary_names_each_token_once_and_back(options):
         assert "fim_pre" not in vocab.special_ids
         assert repr(vocab).startswith("Vocab(size=2048, bos=0, eos=2")
     assert n_ctx == 128 == llm.n_ctx
-    assert vocab.id("<|im_end|>") == 2  # read before
+    assert vocab.id("<|im_end|>") == 2  # this was read before the end
     with pytest.raises(EngineClosedError):
         vocab.token(5)
     with pytest.raises(EngineClosedError):
@@ -92,7 +92,7 @@ def test_no_token_stands_for_more_bytes_than_the_longest():
 
 
 def test_a_long_text_holds_up_no_call_for_a_token():
-    """Event loops ask for pieces of tokens while a text of megabytes is tokenized."""
+    """Event loops ask for texts of tokens while another thread tokenizes megabytes."""
     model = Model(bundled_model(), vocab_only=True)
     try:
         with model._text_lock:

@@ -1,4 +1,4 @@
-"""A job seen from outside: `llamabatch top` and a metrics file say what the job's own summary says."""
+"""`llamabatch top` and a metrics file show the same figures as a job's own summary."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path, monkeypatc
         return subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def top() -> list[dict]:
-        told = CliRunner().invoke(cli, ["top", "--json"]).stdout  # here, as the start of a program takes a second
+        told = CliRunner().invoke(cli, ["top", "--json"]).stdout  # in this process: a program takes a second to start
         return json.loads(told or "[]")
 
     seen = []
@@ -39,7 +39,7 @@ def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path, monkeypatc
     assert job.returncode == 1, errors  # one bad row
     summary = json.loads(told)
     assert {one["title"] for one in seen} == {"run out.jsonl · tiny.gguf"}
-    assert max(one["machine"]["memory_bytes"] for one in seen) > 50 << 20  # with the child that has the engine
+    assert max(one["machine"]["memory_bytes"] for one in seen) > 50 << 20  # this includes the engine's child
     assert top() == []
     found = {
         sample.name + "".join(sample.labels.get("finished_reason", "")): sample.value

@@ -1,4 +1,4 @@
-"""A model without a chat template: each command says so before the model is loaded, and the server takes ChatML."""
+"""A model without a chat template: each command says so before it loads the model, and the server uses ChatML."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ CHAT = ["--chat", "--prompt", "{{ prompt }}"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """The bundled model; its template has a key that nothing reads."""
+    """The bundled model without a chat template: its metadata key is renamed."""
     path = tmp_path_factory.mktemp("base") / "base.gguf"
     path.write_bytes(resolve("tiny").read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templatX"))
     return path
@@ -29,7 +29,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def unloaded(monkeypatch):
-    """Loads are an error."""
+    """Lets the test fail if a model is loaded."""
 
     def refuse(config):
         raise AssertionError("a model is loaded")

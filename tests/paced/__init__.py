@@ -1,4 +1,4 @@
-"""Steps of engines that take as long as a test says, so that no test depends on how fast the CPU is."""
+"""Lets a test decide how long the steps of engines take, so that no test depends on the speed of the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count(1)
 
 
 class Steps:
-    """The steps of all engines in this process, and in those that it starts. The fixture `steps` gives one.
+    """Controls the steps of all engines in this process and in the processes that it starts. See the fixture `steps`.
 
     ::
 
@@ -35,7 +35,7 @@ class Steps:
         self._file = file
         self._order: dict[str, float] | None = None
         patch.setenv(sitecustomize.FILE, str(file))
-        if not os.environ.get(SPEED):  # else they are paced for the whole session
+        if not os.environ.get(SPEED):  # else the whole session is paced already
             from llamabatch.llama import model_runner  # tests/unit may run without llama.cpp
 
             _reach_children(patch)
@@ -43,18 +43,18 @@ class Steps:
 
     @contextlib.contextmanager
     def held(self, after: int = 0) -> Iterator[None]:
-        """Each engine makes so many steps, and begins no other one before the block ends or `let_go` is called."""
+        """Lets each engine make so many steps, and then holds it until the block ends or `let_go` is called."""
         with self._ordered(most=after):
             yield
 
     @contextlib.contextmanager
     def each_takes(self, seconds: float) -> Iterator[None]:
-        """No step takes less."""
+        """Lets each step in the block take at least so many seconds."""
         with self._ordered(step_s=seconds):
             yield
 
     def let_go(self) -> None:
-        """Steps wait for nothing any more."""
+        """Ends all waiting of steps."""
         self._set(None)
 
     @contextlib.contextmanager
@@ -71,13 +71,13 @@ class Steps:
         if order is None:
             self._file.unlink(missing_ok=True)
             return
-        new = self._file.with_suffix(".new")  # no engine reads half of an order
+        new = self._file.with_suffix(".new")  # written aside first, so that no engine reads half of an order
         new.write_text(json.dumps(order), encoding="utf-8")
         new.replace(self._file)
 
 
 def set_speed(patch: pytest.MonkeyPatch) -> None:
-    """Lets all steps take as long as SPEED_OF_TESTED_STEPS says."""
+    """Gives all steps the speed that SPEED_OF_TESTED_STEPS names."""
     asked = os.environ[SPEED]
     assert asked in ("slow", "instant"), f"{SPEED} is {asked!r}; known are 'slow' and 'instant'"
     _reach_children(patch)

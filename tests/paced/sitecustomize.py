@@ -1,5 +1,5 @@
-"""How long the steps of engines take, for tests. Python imports this module by its name in each process that a test
-starts, as PYTHONPATH names the folder; tests/paced/__init__.py is the test's side."""
+"""Paces the steps of engines for tests. Python imports a module of this name in each process that a test starts,
+because PYTHONPATH names the folder. tests/paced/__init__.py is the test's side."""
 
 import importlib.abc
 import importlib.machinery
@@ -17,16 +17,16 @@ SPEED = "SPEED_OF_TESTED_STEPS"
 last one and its position, so that a text is the same in any company."""
 
 SLOWER = 20
-MOST_S = 0.005  # of a step, which is a long one for the bundled model
-PATIENCE_S = 60  # a step is held no longer, so that a test that fails ends
+MOST_S = 0.005  # most CPU seconds of a step that count; this is long for the bundled model
+PATIENCE_S = 60  # seconds; a step is held no longer, so that a failing test ends
 
 
 def wait_for_turn(runner):
-    """Before a step: waits as long as the test says."""
+    """Waits before a step, as long as the test says."""
     counted, steps, until = None, 0, time.monotonic() + PATIENCE_S
     while (order := _asked()) is not None:
         if order["number"] != counted:
-            counted, before = order["number"], getattr(runner, "paced", (None, 0))  # of the last order
+            counted, before = order["number"], getattr(runner, "paced", (None, 0))  # the last order and step
             steps = before[1] + 1 if before[0] == counted else 1
             runner.paced = (counted, steps)
             time.sleep(order["step_s"])
@@ -44,12 +44,12 @@ def _asked():
 
 
 def paced(compute):
-    """ModelRunner.run, of which each call waits for its turn, and takes its time."""
+    """Returns a ModelRunner.run that waits for its turn before each step, and makes the step as slow as asked."""
     is_slow = os.environ.get(SPEED) == "slow"
 
     def run(self, batch):
         wait_for_turn(self)
-        began = time.thread_time()  # other programs on this machine make it no slower
+        began = time.thread_time()  # CPU time, so that other programs do not count
         results = compute(self, batch)
         if is_slow:
             time.sleep((SLOWER - 1) * min(time.thread_time() - began, MOST_S))
@@ -72,7 +72,7 @@ def pace_runner(module):
 
 
 def pace_context(module):
-    """With `instant`, a decode computes nothing; each of its rows has one likely token."""
+    """Lets a decode compute nothing, if the speed is `instant`. Each of its rows then has one likely token."""
     if os.environ.get(SPEED) != "instant":
         return
     import numpy as np
@@ -85,7 +85,7 @@ def pace_context(module):
 
     def logits(self, n_rows):
         made = np.zeros((n_rows, self._n_vocab), np.float32)
-        half = self._n_vocab // 2  # ids from there on are words
+        half = self._n_vocab // 2  # tokens from this id on are words
         for row, seed in zip(made, self.likely, strict=True):
             row[half + seed % (half // 2)] = 20
         return made
@@ -98,7 +98,7 @@ PACED = {"llamabatch.llama.model_runner": pace_runner, "llamabatch.llama.context
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of PACED as Python does, and paces them once they are imported."""
+    """Finds the modules of PACED as Python does, and paces them when they have been imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in PACED:
@@ -115,7 +115,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install():
-    """Paces the modules of this process, also those that are imported later."""
+    """Paces the modules of PACED in this process, now or when they are imported."""
     for name, pace in PACED.items():
         if name in sys.modules:
             pace(sys.modules[name])

@@ -1,1 +1,1 @@
-"""Each page of docs/ in an environment that has only what the page says: `python -m tests.pages`."""
+"""`python -m tests.pages` runs each page of docs/ in an environment with only the packages that the page names."""

@@ -1,7 +1,8 @@
-"""`make test-pages`: runs the Python of each page of docs/ in an environment that has only what the page says.
+"""`make test-pages`: runs the Python of each page of docs/ in an environment with only the packages that it names.
 
-python -m tests.pages [PAGE ...], as json serve_api. Environments stay in build/pages, one for each list of packages.
-A page says what it needs with `pip install …` before its first block of Python; without that it is llamabatch alone.
+python -m tests.pages [PAGE ...], for example json serve_api. Environments stay in build/pages, one for each list of
+packages. A page names its packages with `pip install …` before its first block of Python; otherwise it needs llamabatch
+alone.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ _INSTALL = re.compile(r"pip install ([^`\n]+)")
 
 
 def packages(page: Path) -> tuple[str, ...]:
-    """The packages that a page says to install, those of its sentence "The examples need `pip install …`" first."""
+    """Returns the packages that a page tells its reader to install. If it has a sentence "The examples need `pip
+    install …`", that one counts; otherwise the first `pip install`."""
     text = page.read_text(encoding="utf-8").partition("```python")[0]
     found = re.search(r"examples need\s+`pip install ([^`]+)`", text) or _INSTALL.search(text)
     return tuple(shlex.split(found[1])) if found else ("llamabatch",)
 
 
 def environment(wanted: tuple[str, ...], native: str) -> Path:
-    """The Python of an environment with llamabatch and these packages alone; a new one where the project has changed.
+    """Returns the Python of an environment with only llamabatch and these packages. Makes a new environment if the
+    project has changed.
 
     Args:
-        native: path of the wheel of llama-cpp-python.
+        native: path of the llama-cpp-python wheel.
     """
     project = (ROOT / "pyproject.toml").read_bytes()
     digest = hashlib.sha256(" ".join((sys.version, native, *wanted)).encode() + project).hexdigest()[:12]

@@ -1,6 +1,6 @@
-"""`make test-real`: what a newcomer does first, with trained models; then the closeness of each type of weights to F32.
+"""`make test-real`: tests a newcomer's first steps with trained models, then measures each type of weights against F32.
 
-python -m tests.real [arguments of pytest, which then is all that runs]
+python -m tests.real [arguments of pytest; with them, only pytest runs]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llamabatch.native_build.tools import main_guard
 NAMED = "LLAMABATCH_TEST_REAL"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-KILOBYTES = {"smollm2": "50", "gemma3": "48"}  # a row of Gemma's vocabulary is a megabyte
+KILOBYTES = {"smollm2": "50", "gemma3": "48"}  # for benchmarks.closeness; a row of Gemma's logits is a megabyte
 
 
 def main() -> None:

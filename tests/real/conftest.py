@@ -1,4 +1,4 @@
-"""The trained models, and engines over them."""
+"""Fixtures: trained models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ collect_ignore_glob = [] if NAMED in os.environ else ["test_*.py"]
 
 @pytest.fixture(scope="session")
 def smollm2():
-    """SmolLM2-135M-Instruct: a chat template, no window."""
+    """SmolLM2-135M-Instruct, which has a chat template and no sliding window."""
     return trained.model("smollm2")
 
 
 @pytest.fixture(scope="session")
 def gemma3():
-    """Gemma 3 270M: no chat template, layers that see the last 512 tokens alone, 262k tokens."""
+    """Gemma 3 270M, which has no chat template, windows of 512 tokens, and a vocabulary of 262k tokens."""
     return trained.model("gemma3")
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer does first, with trained models: each step once."""
+"""The first steps of a newcomer, each once, with trained models."""
 
 import json
 
@@ -19,7 +19,7 @@ CONVERSATIONS = [[{"role": "user", "content": question}] for question in QUESTIO
 GREEDY = SamplingParams(temperature=0, max_tokens=32, logprobs=2)
 BOTTLES = " ".join(f"{n} bottles of beer on the wall, {n} bottles of beer." for n in range(99, 40, -1))
 FOX = "The quick brown fox jumps over the lazy dog. " * 3
-MAX_GAP = 0.15  # of docs/design/sampling-and-equality.md
+MAX_GAP = 0.15  # bound of docs/design/sampling-and-equality.md
 
 
 def invoke(*arguments, **more):
@@ -33,7 +33,7 @@ def bottles(llm, n):
 
 
 def check_equal_or_undecided(one, other):
-    """Equal tokens; or the two likeliest ones lie close where the texts part."""
+    """Checks that tokens are equal, or that the two likeliest tokens are close where the texts part."""
     pairs = zip(one.token_ids, other.token_ids, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is not None:
@@ -136,7 +136,7 @@ def test_run(smollm2, tmp_path):
 
 
 def test_serve(smollm2, gemma3):
-    for model, n_ctx in ((smollm2, 512), (gemma3, 512)):  # the second takes ChatML
+    for model, n_ctx in ((smollm2, 512), (gemma3, 512)):  # gemma3 has no template, so ChatML is used
         with TestClient(app(model, isolate=False, n_slots=2, n_ctx=n_ctx)) as client:
             ready(client)
             body = {"messages": CONVERSATIONS[1], "max_tokens": 16, "temperature": 0}

@@ -1,1 +1,1 @@
-"""The server beside clients from PyPI, in an environment of their own: `make test-server`."""
+"""`make test-server`: tests the server with clients from PyPI, in an environment of their own."""

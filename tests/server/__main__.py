@@ -1,4 +1,4 @@
-"""`make test-server`: makes the environment of the clients where it is not there, and runs tests/server in it.
+"""`make test-server`: makes the environment of the clients if it is missing, and runs tests/server in it.
 
 python -m tests.server [arguments of pytest]
 """
@@ -19,7 +19,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 CLIENTS = "LLAMABATCH_TEST_CLIENTS"
 """Set in the environment of the clients; without it the tests of this folder are not collected."""
 
-# Warnings are those of other people's packages; langchain-tests has tests that are coroutines.
+# Other people's packages warn, so warnings are no errors. langchain-tests has tests that are coroutines.
 SETTINGS = (
     "-o",
     "filterwarnings=default",
@@ -42,17 +42,19 @@ def main() -> int:
 
 
 def arguments(folder: str) -> list[str]:
-    """Arguments of pytest: those of this program, with whole paths, and the folder of tests where none is named."""
+    """Returns the arguments of pytest: those of this program, with absolute paths. If they name no tests, adds the
+    folder of tests."""
     given = sys.argv[1:]
     paths = {each: str((ROOT / each).resolve()) for each in given if (ROOT / each.split("::")[0]).exists()}
     return [*(paths.get(each, each) for each in given), *([] if paths else [str(ROOT / "tests" / folder)])]
 
 
 def environment(requirements: Path = REQUIREMENTS, name: str = "test-server") -> Path:
-    """The Python of an environment with these requirements, which sees the packages of this one behind its own.
+    """Returns the Python of an environment with these requirements. It also sees the packages of this environment, but
+    prefers its own.
 
     Args:
-        name: its folder in build/.
+        name: name of its folder in build/.
     """
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = ROOT / "build" / name

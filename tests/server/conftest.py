@@ -1,4 +1,4 @@
-"""Servers of the tests of this folder, as programs of their own."""
+"""Fixtures: servers for the tests of this folder, as programs of their own."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ START_S = 60
 
 @contextlib.contextmanager
 def running(folder: Path, arguments: Sequence[str] = (), **options: Any) -> Iterator[str]:
-    """The URL of a server with these options of llamabatch.server.app; with `arguments`, of `llamabatch serve`."""
+    """Starts a server, and yields its URL. Options are those of llamabatch.server.app. With `arguments`, the server is
+    `llamabatch serve`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     python = os.environ.get("LLAMABATCH_SERVER_PYTHON", sys.executable)
-    # one thread: two that wait for each other on a busy machine are ten times slower
+    # one thread: on a busy machine, two threads that wait for each other are ten times slower
     given = {"data_dir": str(folder / f"data-{port}"), "n_threads": 1, "n_threads_batch": 1}
     options = given | options
     program = [python, str(Path(__file__).with_name("start.py")), str(port), json.dumps(options)]
@@ -63,6 +64,6 @@ def _is_ready(url: str) -> bool:
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of the bundled model."""
+    """The URL of a server of the bundled model."""
     with running(tmp_path_factory.mktemp("server"), model="tiny", n_slots=8) as found:
         yield found

@@ -1,4 +1,4 @@
-"""A server on a port, its options as JSON: python start.py 8000 '{"model": "tiny"}'."""
+"""Serves on a port, with options as JSON: python start.py 8000 '{"model": "tiny"}'."""
 
 import json
 import sys

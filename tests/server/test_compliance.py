@@ -1,6 +1,7 @@
-"""Programs that check services against OpenAI's, Anthropic's and OpenResponses' specifications, over a server of ours.
+"""Programs check our server against the specifications of OpenAI, Anthropic and OpenResponses.
 
-What each fails is listed with its reason; one that begins to pass fails here, too, so that no list outlives its reason.
+Expected failures are listed with reasons. If one of these checks passes, the test fails, so that the lists stay
+current.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ OPENRESPONSES = {"image-input": IMAGE, "tool-calling": OWN_WILL} | dict.fromkeys
     STATELESS,
 )
 LLMPROBE = {"responses-chain-remembers": "the bundled model repeats no name that it was told"}
-# Surfaces, and assertions that each has at least. Others need what the bundled model does not say at each start.
+# Part of the API -> least number of assertions. The others need answers that the bundled model does not always give.
 PROBED = {
     "models": 4,
     "chat": 45,
@@ -59,7 +60,7 @@ PROBED = {
 
 
 def report(command, folder, **more):
-    """The JSON that a program prints."""
+    """Runs a program, and returns the JSON that it prints."""
     env = os.environ | {"HOME": str(folder)} | more
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=RUN_S)
     assert done.stdout.startswith("{"), done.stdout + done.stderr
@@ -68,7 +69,7 @@ def report(command, folder, **more):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """The folder of the packages of NODE."""
+    """The folder where the packages of NODE are installed."""
     folder = ROOT / "build" / "test-server-node"
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
@@ -87,7 +88,7 @@ def node(tmp_path_factory):
 
 
 def check_failures(results, known):
-    """Compares the failures of {"id", "status", "errors"} with those that have a reason."""
+    """Checks that exactly the `known` ids fail. Each result has "id", "status" and perhaps "errors"."""
     failed = {each["id"]: each.get("errors") for each in results if each["status"] == "failed"}
     ran = {each["id"] for each in results if each["status"] != "skipped"}
     assert {name: errors for name, errors in failed.items() if name not in known} == {}

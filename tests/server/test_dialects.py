@@ -1,4 +1,4 @@
-"""/v1/responses by OpenAI's own client and /v1/messages by Anthropic's, with strict validation of what comes back."""
+"""Tests /v1/responses with OpenAI's client and /v1/messages with Anthropic's. The clients validate answers strictly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-# a template that opens the thinking, as Qwen3's does
+# a chat template that opens the thinking, like Qwen3's
 THINKS = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% if enable_thinking is not defined or enable_thinking %}<think>"

@@ -1,4 +1,4 @@
-"""langchain-tests' own tests of chat models and embeddings, through langchain-openai."""
+"""Runs langchain-tests' own tests of chat models and embeddings, through langchain-openai."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 
 URLS: list[str] = []
-# The bundled model has 2.7 million parameters: it hardly ends a text or a number of JSON by itself.
+# Biases that end a text or an object, since the bundled model (2.7 million parameters) hardly ends JSON by itself.
 BRIEF = {'"': 10, "}": 7}
 
 
@@ -21,7 +21,7 @@ def server(url):
 
 
 class TestChat(ChatModelIntegrationTests):
-    """Through ChatOpenAI."""
+    """The tests of chat models, with ChatOpenAI."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -38,7 +38,7 @@ class TestChat(ChatModelIntegrationTests):
             "max_retries": 0,
             "timeout": 60,
             "stream_usage": True,
-            "http_async_client": httpx.AsyncClient(),  # the usual one belongs to the event loop of one test
+            "http_async_client": httpx.AsyncClient(),  # the default client belongs to the event loop of one test
             "extra_body": {"logit_bias": BRIEF},
         }
 
@@ -64,7 +64,7 @@ class TestChat(ChatModelIntegrationTests):
 
     @property
     def model_override_value(self) -> str:
-        return "another-name"  # a server without names of its own serves any
+        return "another-name"  # a server without served names accepts any
 
     @property
     def supports_anthropic_inputs(self) -> bool:
@@ -89,7 +89,7 @@ class TestChat(ChatModelIntegrationTests):
 
 
 class TestEmbeddings(EmbeddingsIntegrationTests):
-    """Through OpenAIEmbeddings, which sends token ids of its own unless it is told not to."""
+    """The tests of embeddings, with OpenAIEmbeddings. By default, it would send token ids of its own tokenizer."""
 
     @property
     def embeddings_class(self) -> type[OpenAIEmbeddings]:

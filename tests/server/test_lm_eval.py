@@ -1,4 +1,4 @@
-"""lm_eval's local-completions on small local tasks: its sums are those of LLM.score."""
+"""lm_eval's local-completions gives the same sums as LLM.score, on small local tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = [json.loads(line) for line in (TASK / "foxes.jsonl").read_text(encoding="
 
 @pytest.fixture(scope="module")
 def samples(url, tmp_path_factory):
-    """The samples of each task, as lm_eval writes them down."""
+    """The samples of each task, as lm_eval writes them."""
     folder = tmp_path_factory.mktemp("lm-eval")
     for each in TASK.iterdir():
         text = each.read_text(encoding="utf-8").replace("test: foxes.jsonl", f"test: {TASK / 'foxes.jsonl'}")

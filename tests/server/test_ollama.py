@@ -1,4 +1,4 @@
-"""ollama's own client, with an address changed: its models check what comes back."""
+"""ollama's own client, with only the address changed. Its models validate the answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_context_of_an_answer_goes_on(client):
     assert second.prompt_eval_count > len(first.context)
     assert len(second.context) == second.prompt_eval_count + second.eval_count
     with pytest.raises(ollama.ResponseError, match="suffix") as caught:
-        client.generate("tiny", "def f(", suffix="):")  # the bundled model has no tokens for it
+        client.generate("tiny", "def f(", suffix="):")  # the bundled model has no tokens for infill
     assert caught.value.status_code == 400
 
 

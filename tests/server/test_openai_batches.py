@@ -1,4 +1,4 @@
-"""Files and batches through OpenAI's own client, with strict validation of what the server answers."""
+"""Files and batches with OpenAI's own client, which validates the server's answers strictly."""
 
 from __future__ import annotations
 

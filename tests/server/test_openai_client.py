@@ -1,4 +1,4 @@
-"""OpenAI's own client, with strict validation of what the server answers."""
+"""OpenAI's own client, which validates the server's answers strictly."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ def client(url):
 
 @pytest.fixture(scope="module")
 def lenient(url):
-    """For the three answers that the types of the client do not allow, though OpenAI's API gives them: null as the
-    finish_reason of a completion's piece, null as the logprob of the first token, and base64 as an embedding."""
+    """A client without strict validation, for three values that OpenAI's API gives but the client's types do not allow.
+
+    These are a null finish_reason of a completion's piece, a null logprob of the first token, and a base64 embedding.
+    """
     with client_of(url, strict=False) as made:
         yield made
 
@@ -194,7 +196,7 @@ def test_thinking_has_two_names(tmp_path):
 
 
 def test_embeddings_come_as_floats_and_as_base64(client, lenient):
-    coded = lenient.embeddings.create(model="tiny", input=["one", "two"])  # the client asks for base64
+    coded = lenient.embeddings.create(model="tiny", input=["one", "two"])  # by default, the client asks for base64
     plain = client.embeddings.create(model="tiny", input=["one", "two"], encoding_format="float")
     for one, other in zip(coded.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
@@ -257,7 +259,7 @@ def test_errors_of_a_guarded_server_have_their_classes(tmp_path):
 
 
 async def _crowd(url):
-    """More calls at once than slot and queue hold: the others are told to come back."""
+    """Sends more calls at once than the slot and the queue can accept. The others are told to try again."""
     made = AsyncOpenAI(
         base_url=f"{url}/v1", api_key="secret-of-the-test", max_retries=0, _strict_response_validation=True
     )

@@ -1,5 +1,8 @@
-"""schemathesis: 10,000 cases made from the OpenAPI document, and none a 5xx but two that say what to do: the 504 of a
-deadline that the case brings, and the 501 of an endpoint that this model or server has not, as /infill."""
+"""schemathesis makes 10,000 cases from the OpenAPI document. None may give a 5xx, with two exceptions.
+
+These are 504 after a deadline that the case sets, and 501 of an endpoint that this model or server lacks, such as
+/infill.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ expected-statuses = ["2xx", "3xx", "4xx", 501, 504]
 
 
 def cases(url: str, folder: Path, seed: int, *options: str) -> int:
-    """The number of cases of one run, in which no status is wrong."""
+    """Runs schemathesis once, checks that no status is wrong, and returns the number of cases."""
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
     program = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(config), "run"]

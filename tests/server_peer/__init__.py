@@ -1,1 +1,1 @@
-"""llama.cpp's own server tests, run against `llamabatch serve`; a program named llama-server stands between them."""
+"""Runs llama.cpp's own server tests against `llamabatch serve`. They start a program of ours named llama-server."""

@@ -1,4 +1,4 @@
-"""`make test-llama-server`: runs the ids that llama-server passes against `llamabatch serve`.
+"""`make test-llama-server`: runs the tests that llama-server passes against `llamabatch serve`.
 
 python -m tests.server_peer [--only TEXT] [--failed]  ours; status 1 where failures.json is not exact
 python -m tests.server_peer --record                  ours; writes failures.json, whose reasons people write

@@ -1,4 +1,4 @@
-"""The ids that llama-server passes, those of them that ours fails, and the comparison of a run with both."""
+"""Ids of the tests that llama-server passes, ids that our server fails, and the comparison of a run with both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILURES = HERE / "failures.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run of ours beside the list of expected failures. Exact: none is in the wrong place."""
+    """The outcomes of our server beside the expected failures. Exact means that these lists are right."""
 
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -33,13 +33,13 @@ class Comparison:
 
 
 def read_passed() -> dict[str, Any]:
-    """The record of llama-server: versions, command, and under "ids" those that passed."""
+    """Returns the record of llama-server: versions, command, and under "ids" the tests that passed."""
     record: dict[str, Any] = json.loads(PASSED.read_text(encoding="utf-8"))
     return record
 
 
 def read_failures() -> dict[str, str]:
-    """The ids that ours fails, each with the reason. The file has them by reason."""
+    """Returns the ids of tests that our server fails, each with its reason. The file lists the ids by reason."""
     record: dict[str, list[str]] = json.loads(FAILURES.read_text(encoding="utf-8")) if FAILURES.is_file() else {}
     return {name: reason for reason, names in record.items() for name in names}
 
@@ -56,12 +56,12 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def compare(asked: list[str], outcomes: Mapping[str, str], expected: Mapping[str, str]) -> Comparison:
-    """The outcomes of a run beside the expected failures.
+    """Compares the outcomes of a run with the expected failures.
 
     Args:
-        asked: the ids that ran.
-        outcomes: "passed", "failed" or "skipped" by id.
-        expected: reasons by id.
+        asked: ids of the tests to run.
+        outcomes: "passed", "failed" or "skipped", by id.
+        expected: reasons of expected failures, by id.
     """
     found = Comparison()
     for name in asked:
@@ -79,12 +79,12 @@ def compare(asked: list[str], outcomes: Mapping[str, str], expected: Mapping[str
 
 
 def counts(names: Iterable[str]) -> Counter[str]:
-    """By module."""
+    """Returns the number of ids by module."""
     return Counter(name.split("::", 1)[0] for name in names)
 
 
 def table() -> str:
-    """The figures and the reasons for docs/conformance.md."""
+    """Returns the figures and the reasons for docs/conformance.md."""
     asked, failures = read_passed()["ids"], read_failures()
     n_passed = len(asked) - len(failures)
     lines = [

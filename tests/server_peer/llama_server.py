@@ -1,7 +1,8 @@
-"""Stands between llama.cpp's server tests and a server: drops options that fetch from a hub, passes a local model.
+"""A program that llama.cpp's server tests start as llama-server. It replaces options of a hub by local files, and
+starts a server.
 
-The tests start it under the name llama-server. Its table is the JSON file that LLAMABATCH_PEER names: the command of
-the server, and local files for the names on the hub. Standard library only, since it starts once a test.
+LLAMABATCH_PEER names a JSON file with the command of the server, and the local files for names on the hub. The program
+imports only the standard library, because it starts for each test.
 """
 
 import json
@@ -14,14 +15,14 @@ ALONE = ("--offline",)
 
 
 def translated(arguments: Sequence[str], models: Mapping[str, str], presets: str) -> list[str]:
-    """The arguments without those of a hub, with `--model` in their place, or `--models-preset` for a router.
+    """Replaces arguments of a hub by `--model`, or by `--models-preset` for a router. Returns the new arguments.
 
     Args:
-        models: "repository", or "repository/file", to a local file; "" is that of a test that names no model.
-        presets: a file of the models of a router that has no presets of its own.
+        models: "repository" or "repository/file" -> a local file. "" has the file for tests that name no model.
+        presets: a file with the models of a router, for routers that have no presets of their own.
 
     Raises:
-        KeyError: no local file stands for a name.
+        KeyError: there is no local file for a name.
     """
     kept, asked = [], {}
     rest = iter(arguments)

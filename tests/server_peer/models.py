@@ -1,4 +1,4 @@
-"""Local files in place of the models that llama.cpp's server tests fetch from a hub."""
+"""Writes local files in place of the models that llama.cpp's server tests fetch from a hub."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SPLIT = "tinyllamas/split/stories15M-q8_0-00001-of-00003.gguf"
 
 
 def write_models(folder: Path, vocabularies: Path) -> dict[str, str]:
-    """Writes the files; returns "repository", or "repository/file", to a path.
+    """Writes the files. Returns the path for each "repository" or "repository/file".
 
     Args:
-        vocabularies: folder of llama.cpp's files ggml-vocab-*.gguf.
+        vocabularies: folder with llama.cpp's files ggml-vocab-*.gguf.
     """
     tiny = str(write_tiny(folder / "tiny.gguf"))
     words = vocabularies / "ggml-vocab-bert-bge.gguf"
@@ -45,7 +45,7 @@ def write_models(folder: Path, vocabularies: Path) -> dict[str, str]:
 
 
 def write_presets(path: Path, models: Mapping[str, str]) -> Path:
-    """Writes the presets of a router, whose models the tests expect in a hub's cache."""
+    """Writes a router's presets with the models that the tests expect in a hub's cache. Returns the path."""
     tiny, infill = (models[f"ggml-org/test-model-stories260K{ending}"] for ending in ("", "-infill"))
     named = {"ggml-org/tinygemma3-GGUF:Q8_0": tiny}
     named |= {"ggml-org/test-model-stories260K:F32": tiny, "ggml-org/test-model-stories260K-infill:F32": infill}
@@ -54,7 +54,7 @@ def write_presets(path: Path, models: Mapping[str, str]) -> Path:
 
 
 def write_hub(folder: Path, models: Mapping[str, str]) -> Path:
-    """Writes the hub's cache with the repositories that presets of the tests name. Returns `folder`."""
+    """Writes a hub's cache with the repositories that the tests' presets name. Returns `folder`."""
     for name in ("ggml-org/test-model-stories260K", "ggml-org/test-model-stories260K-infill"):
         repository = folder / f"models--{name.replace('/', '--')}"
         snapshot = repository / "snapshots" / _COMMIT
@@ -66,7 +66,7 @@ def write_hub(folder: Path, models: Mapping[str, str]) -> Path:
 
 
 def write_downloads(folder: Path) -> None:
-    """Writes DOWNLOADS into `folder`."""
+    """Writes the files named in DOWNLOADS into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     adapter, draft = DOWNLOADS
     write_lora(folder / adapter)
@@ -74,10 +74,11 @@ def write_downloads(folder: Path) -> None:
 
 
 def write_tiny(path: Path, *, infill: bool = False, n_parts: int = 1) -> Path:
-    """The bundled model, made like the tests' own one, stories260K, which has 512 tokens and hardly ever ends.
+    """Writes the bundled model, changed to be like the tests' own model, stories260K. That has 512 tokens, and its
+    texts hardly ever end.
 
-    Texts begin with the token 1; few merges are left, so that a text has about as many tokens as there; the tokens that
-    end a text have a row of zeros; with `infill` there are tokens for a gap.
+    Texts begin with the token 1. Few merges are left, so that a text has about as many tokens as with stories260K. The
+    rows of tokens that end a text are zeros. With `infill`, the vocabulary has tokens for a gap.
 
     Returns:
         The file, or the first of several parts.
@@ -105,7 +106,7 @@ def write_tiny(path: Path, *, infill: bool = False, n_parts: int = 1) -> Path:
 
 
 def write_encoder(name: str, path: Path, vocabulary: Path) -> Path:
-    """An encoder of ENCODERS with llama.cpp's own vocabulary of bge, so that texts have as many tokens as there.
+    """Writes an encoder of ENCODERS with llama.cpp's vocabulary of bge, so that texts have as many tokens as with bge.
 
     Args:
         vocabulary: llama.cpp's ggml-vocab-bert-bge.gguf.

@@ -1,7 +1,7 @@
-"""A pytest plugin beside llama.cpp's server tests: nothing is fetched beforehand, names of headers are compared without
-case, as HTTP has them, and each outcome is a line of JSON.
+"""A pytest plugin for llama.cpp's server tests. It prevents downloads before the tests, compares names of headers
+without case, as HTTP does, and writes each outcome as a line of JSON.
 
-It is loaded by the interpreter of the tests, which has pytest and the clients, but not llamabatch.
+The interpreter of the tests loads it. That has pytest and the clients, but not llamabatch.
 """
 
 import json
@@ -13,8 +13,11 @@ from requests.structures import CaseInsensitiveDict
 
 
 def pytest_collection_finish(session):
-    """The tests' own set-up starts each preset once, so that its model lies in the cache of the hub. Their client turns
-    headers into a dict, which would tell "Access-Control-Allow-Origin" from "access-control-allow-origin"."""
+    """Changes two functions of the tests.
+
+    Their set-up would start each preset once, to fetch its model into the hub's cache. Their client puts headers into a
+    dict, and so would distinguish "Access-Control-Allow-Origin" from "access-control-allow-origin".
+    """
     utils = sys.modules.get("utils")
     if utils is None:
         return

@@ -1,4 +1,4 @@
-"""llama.cpp's server tests, taken from the source package that we build from, and one run of them."""
+"""Unpacks llama.cpp's server tests from the source package of our builds, and runs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LLAMA_CPP = "vendor/llama.cpp"
 _TESTS = f"{_LLAMA_CPP}/tools/server/tests"
 _COMMIT = ".git/modules/vendor/llama.cpp/HEAD"
 _TAKEN = (f"{_TESTS}/", f"{_LLAMA_CPP}/models/templates/", f"{_LLAMA_CPP}/models/ggml-vocab-bert-bge.gguf", _COMMIT)
-_PACKAGES = ("filelock", "openai", "pytest", "requests", "wget")  # those of its requirements.txt that tests import
+_PACKAGES = ("filelock", "openai", "pytest", "requests", "wget")  # those of requirements.txt that the tests import
 
 ASIDE = {
     "test_mcp_servers.py": "MCP",
@@ -46,7 +46,12 @@ ASIDE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one test. outcome: "passed", "failed" or "skipped"; why: the line that says what failed."""
+    """The end of one test.
+
+    Attributes:
+        outcome: "passed", "failed" or "skipped".
+        why: the line that says what failed.
+    """
 
     outcome: str
     seconds: float
@@ -55,15 +60,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests, unpacked.
+    """The unpacked tests.
 
     Attributes:
-        folder: where they run.
-        python: an interpreter with their packages.
-        models: as of write_models().
-        presets: as of write_presets().
-        hub: as of write_hub().
-        commit: of llama.cpp.
+        folder: folder in which they run.
+        python: an interpreter with the packages that they import.
+        models: result of write_models().
+        presets: result of write_presets().
+        hub: result of write_hub().
+        commit: commit of llama.cpp.
     """
 
     folder: Path
@@ -75,7 +80,8 @@ class Suite:
 
 
 def prepare(place: Path, say: Callable[[str], None]) -> Suite:
-    """Unpacks tests and writes models below `place`; installs the packages once. Raises SetupFailure."""
+    """Unpacks tests and writes models below `place`. Installs the tests' packages if they are missing. Raises
+    SetupFailure."""
     package = source.fetch(make_folder(cache_dir() / "logs") / "server-peer.log")
     with tarfile.open(package) as archive:
         top = f"{package.name.removesuffix('.tar.gz')}/"
@@ -97,7 +103,7 @@ def prepare(place: Path, say: Callable[[str], None]) -> Suite:
 
 
 def _python(requirements: Path, say: Callable[[str], None]) -> Path:
-    """The interpreter of VENV, made now if it is missing or of other packages."""
+    """Returns the interpreter of VENV. Makes VENV if it is missing or has other packages."""
     lines = requirements.read_text(encoding="utf-8").splitlines()
     wanted = [line for line in lines if line.startswith(_PACKAGES) and not line.startswith("pytest-")]
     packages = [*wanted, "pytest-timeout"]
@@ -122,14 +128,14 @@ def run(
     suite: Suite, server: Sequence[str], environment: Mapping[str, str], ids: Sequence[str] | None, log: Path,
     tell: Callable[[str, Outcome], None] = lambda name, outcome: None,
 ) -> dict[str, Outcome]:  # fmt: skip
-    """Runs tests against a server; returns the outcome of each.
+    """Runs tests against a server, and returns the outcome of each.
 
     Args:
-        server: the command that takes llama-server's options.
-        environment: variables for it, beside those of this process.
-        ids: the tests, as "module.py::name"; None: all but those of ASIDE and those marked as slow.
-        log: takes their output.
-        tell: called with each outcome as it comes.
+        server: the command of the server, which accepts llama-server's options.
+        environment: variables for the server, in addition to those of this process.
+        ids: the tests, as "module.py::name"; None: all except those of ASIDE and those marked as slow.
+        log: file to which the tests' output is added.
+        tell: called with each outcome when it comes.
     """
     table, outcomes = suite.folder / "peer.json", suite.folder / "outcomes.jsonl"
     table.write_text(
@@ -183,7 +189,7 @@ def run(
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    if process.returncode not in (0, 1):  # 1: some failed
+    if process.returncode not in (0, 1):  # 1: some tests failed
         raise SetupFailure(f"pytest ended with status {process.returncode} (log: {log}).")
     return found
 

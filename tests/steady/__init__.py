@@ -1,1 +1,1 @@
-"""The gate's tests where time goes otherwise than on a quiet machine."""
+"""Runs the gate's tests under other timing than on a quiet machine."""

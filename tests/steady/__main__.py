@@ -1,6 +1,6 @@
-"""`make test-steady`: the gate's tests where time goes otherwise, in a random order of files. Nothing runs again.
+"""`make test-steady`: runs the gate's tests under unusual timing, in a random order of files, without reruns.
 
-ARGS="half slow" names conditions, ARGS="busy tests/model/test_stops.py" tests, ARGS="--seed 7" an order.
+ARGS="half slow" chooses conditions, ARGS="busy tests/model/test_stops.py" also tests, ARGS="--seed 7" an order.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tests.paced import SPEED
 
 @dataclass(frozen=True)
 class Condition:
-    """What is otherwise than on a quiet machine.
+    """A kind of timing that differs from that of a quiet machine.
 
     Attributes:
-        about: for people.
-        one_core: everything runs on one core, beside one busy process if there are any.
-        busy: a process beside it keeps each core busy.
-        steps: "slow" or "instant" steps of engines; None as they come.
-        workers: as many as there are cores where it is 0; slow steps sleep, and leave the cores to others.
-        marked: which of the gate's tests run.
+        about: description for people.
+        one_core: everything runs on one core.
+        busy: another process keeps each used core busy.
+        steps: "slow" or "instant" steps of engines; None: normal steps.
+        workers: number of workers; 0: one for each core. There can be more with slow steps, which sleep.
+        marked: expression of markers that chooses the gate's tests.
     """
 
     about: str
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(condition: Condition, tests: Sequence[str], seed: int) -> int:
-    """The exit code."""
+    """Runs tests under a condition, and returns the exit code of pytest."""
     cores = sorted(os.sched_getaffinity(0))[: 1 if condition.one_core else None]
     options = ["-p", "tests.steady.order", "--order", str(seed)]
     workers = [*WORKERS[:-1], str(condition.workers)] if condition.workers else WORKERS
@@ -82,7 +82,7 @@ def _run(condition: Condition, tests: Sequence[str], seed: int) -> int:
 
 @contextlib.contextmanager
 def _on(cores: list[int]) -> Iterator[None]:
-    """This process, and those that it starts."""
+    """Restricts this process, and those that it starts, to some cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -93,7 +93,8 @@ def _on(cores: list[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _busy(core: int) -> Iterator[None]:
-    """A process that takes its half of a core for as long as this one lives; Linux shares out by sessions first."""
+    """Runs a process that keeps a core busy. Linux divides a core among sessions first, so the process has a session of
+    its own, and gets half of the core."""
     code = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile os.getppid() == {os.getpid()}: pass"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs the files in another order: `-p tests.steady.order --order SEED`."""
+"""A plugin of pytest that runs the files in a random order: `-p tests.steady.order --order SEED`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.option.loadscopereorder = False  # pytest-xdist would begin with the largest files
+    config.option.loadscopereorder = False  # else pytest-xdist would begin with the largest files
 
 
 @pytest.hookimpl(trylast=True)

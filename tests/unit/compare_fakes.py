@@ -28,7 +28,7 @@ MACHINE = MachineFacts(
 
 
 def figures(strategy: str, tokens_per_s: float, latency: float = 1.0, ttft: float = 0.5, **more) -> Row:
-    """A row with invented figures."""
+    """Returns a row with invented figures."""
     return Row(
         strategy, tokens_per_s=tokens_per_s, latency=Spread(latency, 2 * latency), ttft=Spread(ttft, ttft), **more
     )
@@ -42,13 +42,13 @@ def output(number: int, tokens: tuple[int, ...], queued: float, times: tuple[flo
 
 
 def lengths(n: int = 64) -> list[tuple[int, int]]:
-    """(prompt tokens, generated tokens) of each request."""
+    """Returns (prompt tokens, generated tokens) of each request."""
     rng = random.Random(5)
     return [(rng.randint(10, 120), rng.choice([3, 8, 20, 40, 64])) for _ in range(n)]
 
 
 def measurement(strategy: str, n_slots: int = 32, work=None, row_ms: float = 0.4, pass_ms: float = 8.0) -> Measurement:
-    """The measurement of a machine with passes of `pass_ms` and rows of `row_ms`, milliseconds."""
+    """Returns the measurement of a machine whose passes take `pass_ms` and whose rows take `row_ms` milliseconds."""
     work = work or lengths()
     name = {"auto": "batched", BASELINE: "sequential"}.get(strategy, strategy)
     n_slots = 1 if name in ("sequential", "length-sorted") else n_slots

@@ -4,7 +4,7 @@ from llamabatch.config import ResolvedConfig
 
 
 def resolved(model="m", **options) -> ResolvedConfig:
-    """Options with every choice made: those given, and small ones for the rest."""
+    """Returns a config with every choice made: the given options, and small values for the rest."""
     defaults = {
         "strategy": "batched",
         "n_slots": 1,

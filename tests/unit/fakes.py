@@ -18,8 +18,8 @@ from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.utils.histogram import Histogram, Tally
 
 EOG, BOS = 0, 1
-N_CTX = 512  # of a slot
-STATE_BYTES = 1000  # of a saved state, beside a byte for each token
+N_CTX = 512  # cells of a slot
+STATE_BYTES = 1000  # size of a saved state, plus a byte for each token
 VOCABULARY = Vocabulary(
     256,
     lambda token: token == EOG,
@@ -40,17 +40,17 @@ class Clock:
 
 
 def next_token(token_ids: list[int]) -> int:
-    """A hash of all tokens before it, so that a wrong position, prefix or slot shows; one in 64 is EOG."""
+    """Returns a hash of all tokens so far: a wrong position, prefix or slot changes it. One in 64 is EOG."""
     return zlib.crc32(bytes(token_ids)) % 64
 
 
 def fake_logprob(before: list[int], token: int) -> RowLogprobs:
-    """The logprob of a token after others: a hash of all of them, so that a lost, doubled or shifted row shows."""
+    """Returns the logprob of a token after others, a hash of all of them. A lost, doubled or shifted row changes it."""
     return RowLogprobs([token], [-zlib.crc32(bytes([*before, token])) / 2**32], len(before))
 
 
 def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logprob]]:
-    """Logprobs of the tokens from place `first` on."""
+    """Returns the logprobs of the tokens from place `first` on."""
     return [
         fake_logprob(token_ids[:at], token_ids[at]).named(VOCABULARY.all_bytes) for at in range(first, len(token_ids))
     ]
@@ -59,7 +59,7 @@ def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logpro
 def expected_output(
     prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX, *, ignore_eos: bool = False
 ) -> list[int]:
-    """The output that a request must have in any company."""
+    """Returns the output that a request must have, whatever runs beside it."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < min(max_tokens, n_ctx + 1 - len(prompt)):
         tokens.append(next_token(tokens))
@@ -71,7 +71,7 @@ def expected_output(
 def expected_shifted(
     prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512, *, ignore_eos: bool = False
 ) -> list[int]:
-    """The output of a request if a full slot forgets the older half of its cells, but for a leading BOS."""
+    """Returns the output of a request whose full slot drops the older half of its cells, except a leading BOS."""
     cells, output = list(prompt), []
     while len(output) < max_tokens and (ignore_eos or EOG not in output):
         output.append(next_token(cells))
@@ -83,16 +83,16 @@ def expected_shifted(
 
 
 class FakeModelRunner:
-    """Cells as lists of tokens, one a slot.
+    """A runner whose cells are lists of tokens, one list for each slot.
 
     Args:
-        no_room_every: every so many calls of several sequences find no cells, 0 for never; 1: no call does.
-        bad_token: a span that holds this token fails.
-        memory_for: slots that there is memory for, None for all.
-        growth_steps: steps for which a larger context is in the making while others run.
-        carries: a larger context takes the cells over.
-        refuses: so many states are not taken back into a slot.
-        encodes_in: steps in which a picture is encoded.
+        no_room_every: each n-th call finds no cells if it has several sequences; 0: never; 1: every call finds none.
+        bad_token: a span that contains this token fails.
+        memory_for: number of slots that there is memory for; None: all.
+        growth_steps: number of steps that run while a larger context is made.
+        carries: whether a larger context takes over the cells.
+        refuses: number of states that cannot be restored into a slot.
+        encodes_in: number of steps that the encoding of a picture takes.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class FakeModelRunner:
         encodes_in: int = 1,
     ) -> None:
         self._encodes_in = encodes_in
-        self._encoded: dict[tuple[int, ...], int] = {}  # steps that each picture has had
+        self._encoded: dict[tuple[int, ...], int] = {}  # picture -> steps that it has had
         self.limits = limits
         n_slots = limits.n_slots if limits.start_slots is None else limits.start_slots
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
         self.calls: list[Call] = []
         self.copied_tokens = 0
-        self.saved: list[int] = []  # tokens of each state
+        self.saved: list[int] = []  # tokens of each saved state
         self.restored_tokens = 0
-        self._least_cut: dict[int, int] = {}  # slot -> tokens of a restored state, whose older window cells are gone
+        self._least_cut: dict[int, int] = {}  # slot -> fewest tokens that a cut may leave: older window cells are gone
         self._no_room_every = no_room_every
         self._bad_token = bad_token
         self._memory_for = memory_for
@@ -187,7 +187,7 @@ class FakeModelRunner:
             if cut.count == 0:
                 self._least_cut.pop(cut.slot, None)
             self.cells[cut.slot] = self.cells[cut.slot][: cut.count]
-        self._cut_short: set[int] = set()  # slots where a piece of a prompt failed: those after it cannot be computed
+        self._cut_short: set[int] = set()  # slots where a piece of a prompt failed: later pieces cannot be computed
         for shift in batch.shifts:
             cells = self.cells[shift.slot]
             assert 0 <= shift.start < shift.start + shift.count < len(cells)
@@ -316,7 +316,7 @@ def sequence(
 
 
 def step(scheduler: Scheduler, runner: FakeModelRunner) -> list[SequenceOutput]:
-    """One step, as Engine.step does it."""
+    """Runs one step, as Engine.step does."""
     wanted = scheduler.wanted_slots()
     if wanted is not None:
         grown = runner.grow(wanted, scheduler.held_slots, wait=not scheduler.running)
@@ -329,7 +329,7 @@ def step(scheduler: Scheduler, runner: FakeModelRunner) -> list[SequenceOutput]:
 
 
 def steps(scheduler: Scheduler, runner: FakeModelRunner, n: int = 1) -> list[ScheduledSpan]:
-    """The spans of so many steps."""
+    """Runs `n` steps. Returns their spans."""
     before = len(runner.calls)
     for _ in range(n):
         step(scheduler, runner)
@@ -337,7 +337,7 @@ def steps(scheduler: Scheduler, runner: FakeModelRunner, n: int = 1) -> list[Sch
 
 
 def drain(scheduler: Scheduler, runner: FakeModelRunner, limit: int = 100_000) -> dict[str, object]:
-    """Steps until nothing is left; the finished outputs by request id."""
+    """Runs steps until nothing is left. Returns the finished outputs by request id."""
     finished = {}
     for _ in range(limit):
         if not scheduler.has_work:
@@ -351,7 +351,7 @@ def drain(scheduler: Scheduler, runner: FakeModelRunner, limit: int = 100_000) -
 
 
 def sometimes_abort(rng: random.Random, scheduler: Scheduler, asked: dict, share: float) -> None:
-    """Aborts one of those that have not ended, which is then asked for no more."""
+    """Aborts one of the requests in `asked` with probability `share`. Removes it from `asked` if it had not ended."""
     if asked and rng.random() < share:
         victim = rng.choice(list(asked))
         if scheduler.abort(victim) is not None:
@@ -359,7 +359,7 @@ def sometimes_abort(rng: random.Random, scheduler: Scheduler, asked: dict, share
 
 
 def times(*seconds: float) -> Histogram:
-    """Figures of an engine that took these times."""
+    """Returns the histogram of these times."""
     tally = Tally()
     for each in seconds:
         tally.add(each)
@@ -367,6 +367,6 @@ def times(*seconds: float) -> Histogram:
 
 
 def random_prompt(rng: random.Random, longest: int = 200) -> tuple[int, ...]:
-    """A prompt; half of them begin alike, so that prefixes are shared."""
+    """Returns a prompt. Half of the prompts begin alike, so that prefixes are shared."""
     head = tuple(range(1, 1 + rng.choice([0, 0, 40, 80])))
     return head + tuple(rng.randrange(1, 64) for _ in range(rng.randrange(1, longest)))

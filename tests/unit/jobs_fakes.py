@@ -17,7 +17,7 @@ N_CTX = 128
 
 
 class FakeModel:
-    """A token a byte."""
+    """A model with one token for each byte."""
 
     n_vocab = 256
     cannot_generate = None
@@ -45,14 +45,14 @@ def finished(request, text="done", error=None, tokens=3):
 
 
 class FakeClient:
-    """Finishes all but a few of what it has whenever something new comes, in any order, and those after a moment.
+    """Finishes requests in any order: all but `held` when new ones come, and the held ones after a moment.
 
     Args:
-        held: requests that it keeps back.
-        kept: requests that it remembers.
-        dies_after: rows after which it ends; None: never.
+        held: number of requests that it holds back.
+        kept: number of requests after which it stores no more in `requests`.
+        dies_after: number of rows after which it ends; None: never.
         failing: texts of prompts that end with an error.
-        error: the error.
+        error: the text of the error.
     """
 
     def __init__(self, held=0, dies_after=None, failing=(), seed=0, kept=10_000, error="it cannot be run"):
@@ -105,7 +105,7 @@ class FakeClient:
 
 
 def rows(n, bad=()):
-    """Rows 0 to n - 1; those with the numbers of `bad` are bad."""
+    """Yields rows 0 to n - 1. Rows whose numbers are in `bad` are bad."""
     params = SamplingParams()
     for number in range(n):
         if number in bad:

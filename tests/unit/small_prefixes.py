@@ -1,4 +1,4 @@
-"""Prefixes of few tokens are worth a copy, so that short prompts take the ways of long ones."""
+"""Lowers thresholds: short prefixes are worth a copy, so that short prompts are handled as long ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from unittest.mock import patch
 
-# states of tiny models are small, so that prompts of some tokens are worth one
+# states of tiny models are small, so that prompts of a few tokens are worth a saved state
 SMALL = {"MIN_CHECKPOINT": 16, "MIN_GAIN": 8, "MIN_SHARED": 8, "MIN_READ": 8}
 _MODULES = (
     *(f"scheduler.{name}" for name in ("common_prefix", "kv_cache", "prefix_cache", "prefix_store")),
@@ -17,7 +17,7 @@ _MODULES = (
 
 @contextmanager
 def small_thresholds() -> Iterator[None]:
-    """Prefixes of eight tokens are shared, and states of sixteen saved."""
+    """Shares prefixes from eight tokens on, and saves states from sixteen tokens on."""
     with ExitStack() as stack:
         for module in _MODULES:
             for name, value in SMALL.items():

@@ -1,4 +1,4 @@
-"""ResolvedConfig: no choice is left open, and what crosses to a child is what a caller could write."""
+"""ResolvedConfig leaves no choice open, and a child gets only what a caller could write."""
 
 import copy
 import inspect
@@ -95,7 +95,7 @@ def test_the_draft_model_shares_no_cells_guesses_nothing_and_has_its_file_as_it_
     draft = config.for_draft_model()
     assert (draft.kv, draft.kv_cells, draft.speculate, draft.draft_model) == ("split", 0, "off", None)
     assert (draft.rope_freq_scale, draft.kv_overrides, draft.tensor_overrides) == (None, (), ())
-    assert draft.numa == "isolate"  # of the whole process
+    assert draft.numa == "isolate"  # numa is an option of the whole process
 
 
 def test_names_of_other_libraries_are_understood_as_keywords():
@@ -132,7 +132,7 @@ def test_an_unknown_option_names_the_nearest(kind):
         ({"max_num_seqs": 2, "n_slots": 2}, "n_slots is given twice, once as 'max_num_seqs'"),
         ({"n_slots": 2, "max_num_seqs": 2}, "n_slots is given twice, once as 'max_num_seqs'"),
         ({"max_model_le": 2}, "did you mean 'max_model_len'"),
-        ({"max_model_len": 1}, "n_ctx is 1; give a whole number from 32"),
+        ({"max_model_len": 1}, "max_model_len (here n_ctx) is 1; give a whole number from 32"),
     ],
 )
 def test_what_means_another_thing_is_refused_with_what_to_use(options, message):

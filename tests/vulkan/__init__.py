@@ -1,1 +1,1 @@
-"""Engines on Vulkan, with a build and a driver of their own where the machine has none: `make test-vulkan`."""
+"""`make test-vulkan`: tests engines on Vulkan. If the machine has no driver, they get one that computes on the CPU."""

@@ -1,9 +1,9 @@
-"""`make test-vulkan`: llama.cpp with the Vulkan backend, its tests here, and tests of the model on that device.
+"""`make test-vulkan`: builds llama.cpp with the Vulkan backend, and runs the tests here and tests of the model on it.
 
 python -m tests.vulkan [arguments of pytest for the tests of the model]
 
-The wheel is that of `make setup BACKEND=vulkan`; it is unpacked beside, so that .venv keeps its own. The first run
-compiles for some minutes, and then every shader that it uses; these stay in the cache.
+The wheel is that of `make setup BACKEND=vulkan`. It is unpacked into the cache, so that .venv keeps its own build. The
+first run compiles for some minutes. It also compiles every shader that it uses; shaders stay in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     package = unpacked.package(local_wheel.wheel(machine.make_plan("vulkan")), cache_dir() / "vulkan" / "packages")
     on_vulkan = {VARIABLE: str(package)}
     if not devices(on_vulkan):
-        os.environ.setdefault(CHOICE, "0")  # a driver that computes on the CPU
+        os.environ.setdefault(CHOICE, "0")  # allows a driver that computes on the CPU
         if not devices(on_vulkan):
             raise SetupFailure("Vulkan finds no device: install a driver (Debian: apt install mesa-vulkan-drivers).")
     if len(devices(on_vulkan)) > 1:
@@ -40,13 +40,13 @@ def main() -> None:
     status = pytest([str(ROOT / "tests" / "vulkan")], {NAMED: str(package)})
     say("tests of the model:")
     path = os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
-    on_vulkan["PYTHONPATH"] = path  # some import llama_cpp by themselves
+    on_vulkan["PYTHONPATH"] = path  # some tests import llama_cpp themselves
     chosen = sys.argv[1:] or [str(ROOT / "tests" / "model" / name) for name in MODEL_TESTS]
     sys.exit(status or pytest(chosen, on_vulkan))
 
 
 def devices(on_vulkan: dict[str, str]) -> list[str]:
-    """The descriptions of the GPUs that llama.cpp finds."""
+    """Returns the descriptions of the GPUs that llama.cpp finds."""
     code = (
         "from llamabatch.llama import devices, library\n"
         "for device in devices.gpus(library.load()): print(device.name, device.description, sep=': ')"

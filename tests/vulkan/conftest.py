@@ -1,4 +1,4 @@
-"""Runs settings on Vulkan, or on the CPU with the build of .venv."""
+"""Fixtures that run settings on Vulkan, or on the CPU with the build of .venv."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TIMEOUT_S = 3000.0  # the first run compiles shaders
 
 @pytest.fixture(scope="session")
 def vulkan():
-    """Environment variables of a program on Vulkan."""
+    """Environment variables for a program on Vulkan."""
     return {**os.environ, VARIABLE: os.environ[NAMED]}
 
 
 @pytest.fixture(scope="session")
 def run(vulkan):
-    """Runs tests/devices/case.py on Vulkan; returns a dictionary for each of the settings."""
+    """A function that runs tests/devices/case.py on Vulkan, and returns a dictionary for each setting."""
     return lambda *settings: cases(vulkan, settings, TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
 def on_cpu():
-    """What the build of .venv finds without any device."""
+    """The findings of tests/devices/case.py with the build of .venv, on the CPU alone."""
     [found] = cases(os.environ, [{"devices": "none"}], TIMEOUT_S)
     return found

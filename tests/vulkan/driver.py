@@ -1,7 +1,7 @@
-"""A Vulkan to build and to run with: the machine's own, or one whose driver computes on the CPU.
+"""Finds a Vulkan to build and run with: the machine's own, or one with a driver that computes on the CPU.
 
-On Debian 12, whose own packages are too old, the second kind comes from packages of later releases, unpacked into the
-cache; the system stays as it is.
+Debian 12's own packages are too old. There, packages of later releases are unpacked into the cache, and the system
+stays as it is.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ DRIVER = "libvulkan_lvp.so"
 
 
 def environment() -> dict[str, str]:
-    """Variables with which Vulkan builds and runs; its compiled shaders stay in the cache.
+    """Returns the variables with which Vulkan builds and runs. Its compiled shaders stay in the cache.
 
     Raises:
-        SetupFailure: this machine has none, and Debian's packages do not fit it.
+        SetupFailure: this machine has no Vulkan, and Debian's packages do not fit it.
     """
     home = make_folder(cache_dir() / "vulkan")
     kept = {
         "MESA_SHADER_CACHE_DIR": str(make_folder(home / "shaders")),
         "MESA_SHADER_CACHE_MAX_SIZE": "4G",
-        "GALLIVM_PERF": "nopt",  # of drivers for CPUs: shaders compile in a fraction of the time
+        "GALLIVM_PERF": "nopt",  # for drivers on the CPU: shaders compile in a fraction of the time
     }
     try:
         machine.require_vulkan()
@@ -120,6 +120,6 @@ def _variables(unpacked: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", unpacked / LIBRARIES),
         "CMAKE_PREFIX_PATH": before("CMAKE_PREFIX_PATH", unpacked / "usr"),
         "VK_DRIVER_FILES": description,
-        "VK_ICD_FILENAMES": description,  # of older loaders
+        "VK_ICD_FILENAMES": description,  # the name in older loaders
         CHOICE: "0",
     }

@@ -1,4 +1,4 @@
-"""Engines on Vulkan: the texts of the CPU, the plan's memory, and what the device does not do."""
+"""Engines on Vulkan: the same texts as on the CPU, the plan's memory, and features that the device lacks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_of_any_slots_share_a_pass_on_the_cpu_alone(run):
 
 def test_the_device_finds_the_likeliest_tokens(run):
     found, off = run({}, {"device_sampling": "off"})
-    assert min(found["top"], found["whole"]) > 0  # without logprobs, and with them
+    assert min(found["top"], found["whole"]) > 0  # "top" rows without logprobs, "whole" rows with them
     assert off["top"] == 0
     assert found["bare_texts"] == off["bare_texts"]
 

@@ -1,4 +1,4 @@
-"""Wheels of native_patches, unpacked into the cache, so that .venv keeps its own build."""
+"""Unpacks wheels of native_patches into the cache, so that .venv keeps its own build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.native_build.tools import make_folder
 
 
 def package(wheel: Path, home: Path) -> Path:
-    """The folder of the package `llama_cpp` of a wheel, the only one in `home`."""
+    """Unpacks a wheel into `home`, where it replaces other wheels. Returns the folder of its package `llama_cpp`."""
     folder = make_folder(home) / wheel.parent.name
     if not folder.is_dir():
         for old in home.iterdir():

@@ -1,4 +1,4 @@
-"""A server over the bundled model, for tests that kill it. Arguments: its folder of data, options as name=value."""
+"""A server of the bundled model, for tests that kill it. Arguments: its data folder, and options as name=value."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A child program as llamabatch.client.worker, over a fake engine."""
+"""A child program like llamabatch.client.worker, with a fake engine."""
 
 import sys
 

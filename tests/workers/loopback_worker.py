@@ -1,4 +1,5 @@
-"""A child program as llamabatch.client.worker that inherits no socket, as on Windows; of a model "fake" over a fake."""
+"""A child program like llamabatch.client.worker that inherits no socket, as on Windows. The model "fake" gets a fake
+engine."""
 
 import sys
 from pathlib import Path

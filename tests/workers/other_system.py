@@ -1,8 +1,8 @@
-"""A program for Linux that imports the package and works with it as on Windows or macOS: `other_system win32 FOLDER`.
+"""A program for Linux that imports and uses the package as on Windows or macOS: `other_system win32 FOLDER`.
 
-The modules of llamabatch alone see a `sys.platform` of that name, and neither the modules nor the names nor the files
-of the kernel that the system lacks. The standard library and other packages stay as they are. It prints the number of
-modules that were imported, as JSON.
+Only the modules of llamabatch see this `sys.platform`. They do not see modules, names and kernel files that the other
+system lacks. The standard library and other packages are unchanged. The program prints the number of imported modules
+as JSON.
 """
 
 import builtins
@@ -18,7 +18,7 @@ import types
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
-# Of typeshed's stubs: what they give for Linux and not for the other system, as far as a program may want it.
+# From typeshed's stubs: modules and names that exist on Linux and not on the other system, if programs may use them.
 NO_MODULES = {
     "win32": "fcntl grp posix pty pwd readline resource syslog termios tty",
     "darwin": "msvcrt",
@@ -64,12 +64,12 @@ NO_NAMES = {
         "sys": "",
     },
 }
-NO_FUNCTIONS = ("prctl", "malloc_trim", "sched_setaffinity")  # of the C library
+NO_FUNCTIONS = ("prctl", "malloc_trim", "sched_setaffinity")  # functions of Linux's C library
 NO_FILES = ("/proc/", "/sys/")
 
 
 class Seen(types.ModuleType):
-    """A module as the other system has it: without some names, and with others."""
+    """A module as on the other system: without some names, and with added ones."""
 
     def __init__(self, real, missing, added):
         super().__init__(real.__name__)
@@ -85,7 +85,7 @@ class Seen(types.ModuleType):
 
 
 def locking(fd, mode, n_bytes):
-    """msvcrt.locking, as far as it fails where another one has the lock."""
+    """Stands for msvcrt.locking: locks a byte, and raises PermissionError if another process has the lock."""
     assert (mode, n_bytes) == (0, 1)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +126,8 @@ class Finder:
 
 
 def asked_by_llamabatch():
-    """False where another package asks, be it for llamabatch: psutil reads /proc here."""
+    """Returns True if code of llamabatch makes the call. If psutil is called by llamabatch, psutil counts: it reads
+    /proc here."""
     frame = sys._getframe(2)
     while frame is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -146,12 +147,12 @@ def refuse(event, arguments):
 
 
 def import_all():
-    """The number of modules that were imported; those of other people's frameworks are not, where these are missing."""
+    """Imports all modules of the package, and returns their number. Modules for missing frameworks are left out."""
     import llamabatch
 
     count = 0
     for module in pkgutil.walk_packages(llamabatch.__path__, "llamabatch."):
-        if module.name.endswith(".libllamabatch"):  # the compiled sampler is no module
+        if module.name.endswith(".libllamabatch"):  # the compiled sampler is not a Python module
             continue
         try:
             importlib.import_module(module.name)
@@ -164,7 +165,7 @@ def import_all():
 
 
 def generate():
-    """Texts of a fake LLM, and outputs of the scheduler over a fake runner."""
+    """Checks texts of a fake LLM, and outputs of the scheduler with a fake runner."""
     from llamabatch.request.sampling_params import SamplingParams
     from llamabatch.scheduler.policies import POLICIES
     from llamabatch.scheduler.scheduler import Limits, Scheduler
@@ -184,7 +185,7 @@ def generate():
 
 
 def generate_in_a_child():
-    """The text of a fake engine in a child process, on the wire of this system."""
+    """Checks the text of a fake engine in a child process, over the kind of connection that this system has."""
     from llamabatch.client.supervisor import Supervisor
     from llamabatch.config import EngineConfig
     from llamabatch.request.request import Request
@@ -203,7 +204,7 @@ def generate_in_a_child():
 
 
 def run_a_job(folder):
-    """A job over a fake engine, whose output stays locked against a second one."""
+    """Runs a job with a fake engine. A second job must find the output locked."""
     from llamabatch.errors import OutputBusyError
     from llamabatch.jobs import Settings, job, run
     from tests.unit.jobs_fakes import FakeClient
@@ -226,7 +227,7 @@ def run_a_job(folder):
 
 
 def serve_and_measure(folder):
-    """What asks the system: the machine, a server's sockets, a grammar's child process."""
+    """Uses code that depends on the system: facts of the machine, a server's sockets, a grammar's child process."""
     from llamabatch.errors import ConfigError
     from llamabatch.planning import cpu
     from llamabatch.planning.machine import Machine
@@ -269,7 +270,7 @@ def main():
     os.environ["LLAMABATCH_CACHE"] = str(here / "cache")
     assert not any(name.partition(".")[0] == "llamabatch" for name in sys.modules)
     sys.meta_path.insert(0, Finder)
-    importlib.import_module("ctypes")  # which itself asks for what `refuse` takes away
+    importlib.import_module("ctypes")  # its import needs names that `refuse` removes
     sys.addaudithook(refuse)
     count = import_all()
     generate()

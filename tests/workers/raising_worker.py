@@ -1,4 +1,4 @@
-"""A child program as llamabatch.client.worker, in which one call raises once: see tests/long/raising_calls.py."""
+"""A child program like llamabatch.client.worker in which one call raises once. See tests/long/raising_calls.py."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from llamabatch.llama import library
 VARIABLE = "RAISING_WORKER"
 PACKAGE = str(Path(llamabatch.__file__).parent)
 NATIVE = "native:"
-_LEFT_OUT = ("llama_max_devices", "llama_log_set", "llama_log_get")  # pointers to them are taken
+_LEFT_OUT = ("llama_max_devices", "llama_log_set", "llama_log_get")  # not wrapped: our code takes pointers to them
 ERRORS = {error.__name__: error for error in (TypeError, OSError, MemoryError, RecursionError)}
 
 
@@ -23,16 +23,16 @@ class Fault:
     """A profile function that counts the calls of the package and of llama.cpp, and raises at one of them.
 
     Attributes:
-        is_armed: it counts.
-        seen: calls by their names.
-        fired: it has raised.
+        is_armed: True while calls are counted.
+        seen: number of calls by name.
+        fired: True after it has raised.
     """
 
     def __init__(self):
         self.is_armed = self.fired = False
         self.seen = Counter()
         self.name, self.nth, self.error = "", 0, TypeError
-        self.before = lambda: True  # asked before it raises
+        self.before = lambda: True  # if it returns False, no error is raised
 
     def arm(self, name="", nth=0, error=TypeError):
         self.name, self.nth, self.error = name, nth, error
@@ -42,7 +42,7 @@ class Fault:
     def __call__(self, frame, event, arg):
         if event == "call" and self.is_armed:
             code = frame.f_code
-            # closing a generator resumes it, and no caller can catch what it raises then
+            # closing a generator resumes it, and no caller could catch an error that this call raises
             if not code.co_flags & inspect.CO_GENERATOR and code.co_filename.startswith(PACKAGE):
                 self.count(f"{code.co_filename[len(PACKAGE) + 1 :]}:{getattr(code, 'co_qualname', code.co_name)}")
 
@@ -53,7 +53,7 @@ class Fault:
             raise self.error("injected")
 
     def wrap_native(self):
-        """Counts calls of llama.cpp, too, for as long as the process lives."""
+        """Wraps llama.cpp's functions, so that their calls are counted until the process ends."""
         lib = library.load()
         for name in dir(lib):
             function = getattr(lib, name)
@@ -90,7 +90,7 @@ def main(fd):
     fault.before = first_time
     unpack = worker.unpack_request
 
-    def armed(packed):  # what comes before the first request is the load
+    def armed(packed):  # calls before the first request belong to the load
         if not fault.is_armed:
             fault.arm(asked["name"], asked["nth"], ERRORS[asked["error"]])
         return unpack(packed)

@@ -1,4 +1,4 @@
-"""A child program as llamabatch.client.worker, with a low limit on the length of messages."""
+"""A child program like llamabatch.client.worker, with a low limit for the length of messages."""
 
 import sys
 

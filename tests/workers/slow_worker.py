@@ -1,4 +1,4 @@
-"""A child program that never comes to an end of its load."""
+"""A child program that never finishes loading."""
 
 import sys
 import time

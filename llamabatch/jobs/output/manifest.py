@@ -256,8 +256,8 @@ def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
     names = [*new, *(name for name in old if name not in new)]
     absent = "nothing"
     return [
-        f"{_printable(name)}: {show(old[name]) if name in old else absent}, "
-        f"now {show(new[name]) if name in new else absent}"
+        f"{_printable(name)}: {absent if old.get(name) is None else show(old[name])}, "
+        f"now {absent if new.get(name) is None else show(new[name])}"
         for name in names
         if old.get(name) != new.get(name)
     ]

@@ -11,7 +11,21 @@ from llamabatch.errors import PromptError
 from llamabatch.request.media import IMAGE
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
-from llamabatch.server.request.body import BOOLEAN, OBJECT, RULES, TEXT, Body, Field, Fields, Json, Rules, reads, string
+from llamabatch.server.request.body import (
+    BOOLEAN,
+    OBJECT,
+    RULES,
+    TEXT,
+    Body,
+    Field,
+    Fields,
+    Json,
+    Rules,
+    null_as_empty,
+    reads,
+    string,
+    text_in,
+)
 from llamabatch.server.request.chat_body import (
     EFFORTS,
     ChatBody,
@@ -149,7 +163,7 @@ def _messages(place: str, message: object, given: Body, *, shown: bool) -> Itera
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is {show(message)}; give an object with role and content")
     role = choice(PromptError, f"{place}.role", message.get("role"), ("user", "assistant", "system"))
-    content = message.get("content")
+    content = null_as_empty(message, "content")
     if isinstance(content, str) or role == "system":
         yield {"role": role, "content": content if isinstance(content, str) else _text(f"{place}.content", content)}
         return
@@ -300,7 +314,7 @@ def _text_of(where: str, block: Mapping[str, Any]) -> str:
             code="unsupported_content_part",
             param="messages",
         )
-    return string(f"{where}.text", block.get("text"))
+    return text_in(where, block)
 
 
 def _tools(given: Body) -> Json:

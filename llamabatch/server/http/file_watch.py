@@ -11,7 +11,7 @@ from llamabatch.errors import LlamaBatchError
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+LOOK_S = 1.0
 
 
 async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, look_s: float = LOOK_S) -> None:

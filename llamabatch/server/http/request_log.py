@@ -25,7 +25,7 @@ _HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # request ids that callers may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200  # characters
-_NOT_READY = ("model_loading", "model_draining", "model_not_loaded")
+_NOT_READY = ("model_loading", "model_restarting", "model_draining", "model_not_loaded")
 _WAITS = (429, 503, 504)  # statuses caused by load, not by a fault
 
 

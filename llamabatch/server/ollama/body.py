@@ -56,7 +56,7 @@ _SHARED: Fields = {
     "think": Field({"enum": [True, False, *EFFORTS, None]}, "think, or how much"),
     "logprobs": Field(BOOLEAN, "give the logprob of each token"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 20}, "and of so many likeliest"),
-    "truncate": Field(BOOLEAN, "true: a prompt that is too long loses its beginning"),
+    "truncate": Field(BOOLEAN, "the default: a chat that is too long loses its oldest turns, a text its beginning"),
     "shift": Field({}, "without effect: the text ends where the context is full", (False,), "", optional=True),
     "cache_salt": GENERATION["cache_salt"],
 }
@@ -227,7 +227,7 @@ def _fields(given: Body) -> Json:
         found["logprobs"] = top or 0
     elif top:
         raise PromptError(f"top_logprobs is {top}; it needs logprobs to be true")
-    if given.boolean("truncate"):
+    if given.boolean("truncate", True):
         found["overflow"] = "truncate"
     given.take("keep_alive")
     return {name: value for name, value in found.items() if value is not None}

@@ -52,7 +52,7 @@ _OWN: Fields = {
     "reasoning": Field(OBJECT, "effort: a variable of the chat template"),
     "include": Field({"type": ["array", "null"], "items": {"enum": [*_INCLUDED]}}, "logprobs of the text"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 1024}, "likeliest tokens a position"),
-    "truncation": Field({"enum": ["auto", "disabled", None]}, "auto: an input that is too long loses its beginning"),
+    "truncation": Field({"enum": ["auto", "disabled", None]}, "auto: an input that is too long loses its oldest turns"),
     "store": Field(BOOLEAN, "false: the response is not kept for a next one"),
     "stream_options": Field(OBJECT, "without effect"),
     "previous_response_id": Field(TEXT, "the response to continue, with all items before it"),

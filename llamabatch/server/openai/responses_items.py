@@ -11,7 +11,7 @@ from llamabatch.errors import PromptError
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.openai.kept_responses import Kept, response_of
 from llamabatch.server.request import optional
-from llamabatch.server.request.body import Body, Json, string
+from llamabatch.server.request.body import Body, Json, null_as_empty, string, text_in
 from llamabatch.server.request.media import content_of, media_part
 from llamabatch.server.request.namespaces import offered
 from llamabatch.utils.checks import choice, show
@@ -87,8 +87,7 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
         raise PromptError(f"{place}.type is {show(kind)}; give a text")
     if kind == "message":
         role = choice(PromptError, f"{place}.role", item.get("role"), _ROLES)
-        content = "" if "content" in item and item["content"] is None else item.get("content")
-        text = _content(f"{place}.content", content, given, shown=shown)
+        text = _content(f"{place}.content", null_as_empty(item, "content"), given, shown=shown)
         answer = _answer(messages, before="content") if role == "assistant" else None
         if answer is None:
             messages.append({"role": role, "content": text})
@@ -111,13 +110,13 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
         answer.setdefault("tool_calls", []).append(call)
     elif kind in _CALL_OUTPUTS:
         call_id = string(f"{place}.call_id", item.get("call_id"))
-        output = _content(f"{place}.output", item.get("output"), given, shown=False)
+        output = _content(f"{place}.output", null_as_empty(item, "output"), given, shown=False)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         if thoughts := _thoughts(place, item):
             messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
     elif isinstance(kind, str) and kind in optional.RESPONSES_ITEMS:
-        given.ignore_kind(place, kind, "only a service writes such items", "unsupported_item")
+        given.ignore_kind(place, kind, "such items are for a service and its tools", "unsupported_item")
     else:
         raise ApiError(
             400,
@@ -170,9 +169,9 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
-            parts.append(string(f"{where}[{number}].refusal", part.get("refusal")))
+            parts.append(text_in(f"{where}[{number}]", part, "refusal"))
         elif kind in _TEXTS:
-            parts.append(string(f"{where}[{number}].text", part.get("text")))
+            parts.append(text_in(f"{where}[{number}]", part))
         elif media_kind(part) in given.reads:
             parts.append(media_part(f"{where}[{number}]", part, given))
         elif kind in _MEDIA and not shown:

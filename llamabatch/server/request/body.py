@@ -231,6 +231,17 @@ class Body:
             raise ApiError(400, message, code="unsupported_parameter", param=_PART.split(name, maxsplit=1)[0])
         self._add_ignored(name)
 
+    def ignore_not_held(self, place: str, parts: Iterable[str]) -> None:
+        """Adds parts of a form to `ignored` that no grammar enforces. Raises ApiError if strict.
+
+        Args:
+            place: the field with the form. parts: as in Structure.not_held, such as "format 'password'".
+        """
+        for part in parts:
+            keyword, _, value = part.replace("'", "").partition(" ")
+            name = f"{place}.{keyword}{value and ':'}{value}"
+            self.ignore(name, value or keyword, "a grammar cannot hold it")
+
     def ignore_kind(self, place: str, kind: str, why: str, code: str) -> None:
         """Adds a part of a body to `ignored`, as its path and type. Raises ApiError if strict.
 
@@ -318,6 +329,16 @@ def string(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise PromptError(f"{where} is {show(value)}; give a text")
     return value
+
+
+def null_as_empty(part: Mapping[str, Any], name: str) -> object:
+    """Returns a field of a history; "" for null, which some programs store, and None if the field is missing."""
+    return "" if name in part and part[name] is None else part.get(name)
+
+
+def text_in(where: str, part: Mapping[str, Any], name: str = "text") -> str:
+    """Returns a text of a history; "" for null. Raises PromptError if it is missing or no text."""
+    return string(f"{where}.{name}", null_as_empty(part, name))
 
 
 def check_repeated(name: str, value: object) -> None:

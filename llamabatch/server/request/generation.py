@@ -263,9 +263,8 @@ def _form(body: Body) -> str | None:
     if len(forms) > 1:
         raise SamplingError(f"{' and '.join(forms)} both ask for a form of the text; give one of them")
     given, form = next(iter(forms.items()), (None, None))
-    for part in form.not_held if form is not None else ():
-        keyword, _, value = part.replace("'", "").partition(" ")
-        body.ignore(f"{given}.{keyword}{value and ':'}{value}", value or keyword, "a grammar cannot hold it")
+    if given is not None and form is not None:
+        body.ignore_not_held(given, form.not_held)
     body.put("structured_outputs", form)
     return given
 

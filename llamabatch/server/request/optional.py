@@ -55,11 +55,14 @@ MESSAGES: Fields = {
     "mcp_servers": _allows("call tools from your program", []),
 }
 
-# Items and blocks about tools that a service ran itself. Services write them into their answers.
+# Items and blocks about tools and contexts of a service, which its model alone reads.
 RESPONSES_ITEMS = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
         *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
+        *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+        *("computer_call", "computer_call_output", "ghost_snapshot"),
+        *("compaction", "compaction_summary", "compaction_trigger", "context_compaction"),
         *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
     )
 )

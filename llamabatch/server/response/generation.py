@@ -7,10 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.structured_outputs import TOOLS
 from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request.body import Body, Rules
 from llamabatch.server.request.generation import Generation, of_form
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.response.answer import ignored_of, json_response, large_response
@@ -48,10 +52,18 @@ async def respond(
         ApiError: a request failed. Also the errors of Serving.submit.
     """
     adapters = adapter_ids(serving)
+    make = prepare or partial(body.submission, loaded=adapters)
+    ignored = [*body.ignored]
+
+    def prepared(processor: InputProcessor) -> Submission:
+        submission = make(processor)
+        ignored.extend(_not_held(submission, body, strict=serving.options.strict))
+        return submission
+
     in_pieces = body.stream or outputs is not None
     try:
         call = await serving.submit(
-            prepare or partial(body.submission, loaded=adapters),
+            prepared,
             body.n_prompts,
             body.params.n_copies,
             cuts=body.cuts,
@@ -68,14 +80,27 @@ async def respond(
         ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
         made = chunks(call, partial(reasoning_tokens, model=serving.model))
         made = _WithoutOutput(made) if body.no_output else made
-        return stream(serving, call, made, ping_s, ignored_of(body.ignored))
+        return stream(serving, call, made, ping_s, ignored_of(tuple(ignored)))
     found = await (call.outputs() if outputs is None else outputs(call))
     found = [*map(without_output, found)] if body.no_output else found
     thinks = any(each.reasoning for output in found for each in output.outputs)
     n_reasoning = await serving.on_thread(reasoning_tokens, found, serving.model) if thinks else 0
     if is_large or weight(found) > LIGHT:
-        return await large_response(serving, whole, found, n_reasoning, ignored=body.ignored)
-    return json_response(whole(found, n_reasoning), body.ignored)
+        return await large_response(serving, whole, found, n_reasoning, ignored=tuple(ignored))
+    return json_response(whole(found, n_reasoning), tuple(ignored))
+
+
+def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list[str]:
+    """Returns the parts of tools that the grammar of their calls does not enforce, for the header. Raises ApiError if
+    there are such parts and the server is strict."""
+    own = body.params.structure
+    known = () if own is None else own.not_held
+    found = Body({}, {}, Rules(strict=strict))
+    for request in submission.requests:
+        form = request.params.structure
+        if form is not None and form.kind == TOOLS:
+            found.ignore_not_held("tools", (part for part in form.not_held if part not in known))
+    return found.ignored
 
 
 def without_output(output: RequestOutput) -> RequestOutput:

@@ -38,19 +38,21 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Returns the error with advice: the options that admit the prompt, and the memory of each slot with them."""
+    """Returns the error with advice: the options that admit the prompt and the memory of each slot with them, or that
+    no options do."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx
     wanted = 1 << (error.n_tokens + error.n_tokens // 4).bit_length()  # leaves room for some turns and the answer
-    if not error.is_cured_by_n_ctx or error.n_tokens >= most or error.n_allowed != config.n_ctx:
+    if not error.is_cured_by_n_ctx or error.n_allowed != config.n_ctx:
         return error  # no option of the server would help
     wanted = min(wanted, most)
     cells = plan.memory.kv_cache + sum(gpu.kv_cache for gpu in plan.memory.gpus)
     each = cells * wanted // (config.kv_cells or config.n_slots * config.n_ctx)
-    found = ContextLengthError(
-        f"{error}; start the server with -c {wanted} -np 1: each slot (-np) of {wanted} tokens takes {mib(each)}"
-    )
+    cure = f"start the server with -c {wanted} -np 1: each slot (-np) of {wanted} tokens takes {mib(each)}"
+    if error.n_tokens >= most:
+        cure = f"the model was trained for {most} tokens, so that no -c admits the prompt"
+    found = ContextLengthError(f"{error}; {cure}")
     found.n_tokens, found.n_allowed = error.n_tokens, error.n_allowed
     return found
 

@@ -77,7 +77,7 @@ def strategy(
             "multi-instance",
             f"{machine.cores} cores are more than one context fills: engines of 4 cores, each batched",
         )
-    rows = min(slots, load or slots)
+    rows = min(slots // plan.config.instances, load or slots)
     why = f"one pass over the weights serves {counted(rows, 'request')} at once"
     if latency_ms is not None:
         why += "; how long a step takes is not known here: `llamabatch tune --p95-inter-token-ms` measures it"

@@ -25,11 +25,14 @@ class ProjectorShape:
 
     Attributes:
         kind: llama.cpp's name of the projector. For pictures: "gemma3" (one image, whose tokens all attend to one
-            another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger"
-            (Qwen2-VL: any size, positions in two dimensions). For sounds: "ultravox" or "qwen2a" (Qwen2-Audio).
+            another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal), "qwen2vl_merger"
+            (Qwen2-VL: any size, positions in two dimensions), "qwen2.5vl_merger" (the same, with attention in windows),
+            "qwen3vl_merger" (the same, with further values for the text model's first layers: "deepstack") or "pixtral"
+            (any size, a token behind each row of patches). For sounds: "ultravox", "voxtral" or "qwen2a" (Qwen2-Audio).
         image_size, patch_size: pixels along a side of the picture, and of a patch.
-        n_merge: patches along a side that become one token; for "ultravox": steps in time that become one token;
-            unused for "mlp".
+        n_merge: patches along a side that become one token; unused for "mlp". For "ultravox" and "voxtral": steps in
+            time that become one token.
+        n_deepstack: for "qwen3vl_merger": an embedding has 1 + n_deepstack times the width of the text model.
     """
 
     kind: str
@@ -40,11 +43,17 @@ class ProjectorShape:
     image_size: int = 64
     patch_size: int = 8
     n_merge: int = 2
+    n_deepstack: int = 1
+
+    @property
+    def merges(self) -> bool:
+        """True for the encoders of Qwen, which join n_merge x n_merge patches before the last two matrices."""
+        return self.kind.startswith("qwen") and not self.hears
 
     @property
     def hears(self) -> bool:
         """True for an encoder of sounds."""
-        return self.kind in ("ultravox", "qwen2a")
+        return self.kind in ("ultravox", "voxtral", "qwen2a")
 
     @property
     def n_patches(self) -> int:
@@ -84,6 +93,7 @@ def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 
             writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
             numbers |= {"image_size": shape.image_size, "patch_size": shape.patch_size}
             numbers |= {"projector.scale_factor": shape.n_merge, "preproc_image_size": 2 * shape.image_size}
+            numbers |= {"spatial_merge_size": shape.n_merge, "n_wa_pattern": 2 * (shape.kind == "qwen2.5vl_merger")}
         for key, value in numbers.items():
             writer.add_uint32(f"clip.{sense}.{key}", value)
         random = np.random.default_rng(seed)
@@ -117,6 +127,12 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         values = random.standard_normal((width, n_inputs, 3), _F32)
         return np.asarray(values / np.sqrt(3 * n_inputs), _F16)
 
+    def mlp(first: str, second: str, n_inputs: int, hidden: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        yield f"{first}.weight", matrix(hidden, n_inputs)
+        yield f"{first}.bias", np.zeros(hidden, _F32)
+        yield f"{second}.weight", matrix(n_embd, hidden)
+        yield f"{second}.bias", np.zeros(n_embd, _F32)
+
     prefix = "a" if shape.hears else "v"
     if shape.hears:
         yield "a.conv1d.1.weight", convolution(_MEL)
@@ -126,14 +142,18 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         yield "a.position_embd.weight", 0.1 * random.standard_normal((_FRAMES // 2, width), _F32)
     else:
         yield "v.patch_embd.weight", patch()
-    if shape.kind == "qwen2vl_merger":
+    if shape.merges:
         yield "v.patch_embd.weight.1", patch()
-    elif not shape.hears:
+    if shape.kind in ("gemma3", "mlp", "idefics3", "qwen3vl_merger"):
         yield "v.patch_embd.bias", np.zeros(width, _F32)
         yield "v.position_embd.weight", 0.1 * random.standard_normal((shape.n_patches, width), _F32)
     for layer in range(shape.n_layer):
         at = f"{prefix}.blk.{layer}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        joined = shape.kind == "qwen3vl_merger"
+        if joined:
+            yield f"{at}.attn_qkv.weight", matrix(3 * width, width)
+            yield f"{at}.attn_qkv.bias", np.zeros(3 * width, _F32)
+        for name in ("attn_out",) if joined else ("attn_q", "attn_k", "attn_v", "attn_out"):
             yield f"{at}.{name}.weight", matrix(width, width)
             if not (shape.hears and name == "attn_k"):  # Whisper has no bias for K
                 yield f"{at}.{name}.bias", np.zeros(width, _F32)
@@ -150,6 +170,9 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         yield "mm.a.mlp.1.weight", matrix(2 * n_embd, stacked)
         yield "mm.a.norm_mid.weight", np.ones(n_embd, _F32)
         yield "mm.a.mlp.2.weight", matrix(n_embd, n_embd)
+    elif shape.kind == "voxtral":
+        yield "mm.a.mlp.1.weight", matrix(n_embd, width * shape.n_merge)
+        yield "mm.a.mlp.2.weight", matrix(n_embd, n_embd)
     elif shape.kind == "qwen2a":
         yield "mm.a.fc.weight", matrix(n_embd, width)
         yield "mm.a.fc.bias", np.zeros(n_embd, _F32)
@@ -158,11 +181,16 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
     elif shape.kind == "idefics3":
         yield "mm.model.fc.weight", matrix(n_embd, width * shape.n_merge**2)
+    elif shape.kind == "pixtral":
+        yield "v.token_embd.img_break", random.standard_normal(n_embd, _F32)
+        yield from mlp("mm.1", "mm.2", width, n_embd)
+    elif shape.merges:
+        merged = width * shape.n_merge**2
+        yield from mlp("mm.0", "mm.2", merged, merged)
+        for layer in range(shape.n_deepstack if shape.kind == "qwen3vl_merger" else 0):
+            at = f"v.deepstack.{layer}"
+            yield f"{at}.norm.weight", np.ones(merged, _F32)
+            yield f"{at}.norm.bias", np.zeros(merged, _F32)
+            yield from mlp(f"{at}.fc1", f"{at}.fc2", merged, merged)
     else:
-        merges = shape.kind == "qwen2vl_merger"
-        merged = width * shape.n_merge**2 if merges else width
-        hidden = merged if merges else n_embd
-        yield "mm.0.weight", matrix(hidden, merged)
-        yield "mm.0.bias", np.zeros(hidden, _F32)
-        yield "mm.2.weight", matrix(n_embd, hidden)
-        yield "mm.2.bias", np.zeros(n_embd, _F32)
+        yield from mlp("mm.0", "mm.2", width, n_embd)

@@ -1,4 +1,4 @@
-"""Puts the package `llamabatch_llama` into the wheel: one that `make wheels` has built, or one built here and now."""
+"""Puts the package `llamabatch_llama` into the wheel. `make wheels` has built the package, or this hook builds it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # a build runs with the packages of its environment alone
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the build's environment lacks native_patches
 from native_patches import wheels
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic in newer releases of hatchling only
-    """Adds the package and the tag."""
+    """Adds the package to the wheel and sets the wheel's tag."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         package, tag = os.environ.get(wheels.PACKAGE_VARIABLE), os.environ.get(wheels.TAG_VARIABLE)

@@ -1,4 +1,4 @@
-"""Loads the installed llamabatch_llama and decodes one token with a model: `python try_wheel.py MODEL`."""
+"""Loads the installed llamabatch_llama and generates eight tokens with a model: `python try_wheel.py MODEL`."""
 
 import sys
 from pathlib import Path

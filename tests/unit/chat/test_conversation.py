@@ -1,4 +1,4 @@
-"""The end of a prompt, and templates that a caller gives."""
+"""The end of a rendered prompt, and chat templates that a caller passes."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llamabatch.chat.conversation import check_template, render
+from llamabatch.chat.messages import dropped_first
 from llamabatch.chat.options import ChatOptions, chat_options, template_source
 from llamabatch.errors import ConfigError, PromptError
 
@@ -104,7 +105,7 @@ def test_a_template_is_a_text_or_a_file(tmp_path, monkeypatch):
     for given in (file, str(file), "own.jinja", Path("own.jinja")):
         assert template_source(given) == CHATML
     options = chat_options(chat_template=file)
-    assert render(None, ASKED, "", "", options) == HEAD  # of a model without one
+    assert render(None, ASKED, "", "", options) == HEAD  # the model has no template
     assert render("{{ wrong }}", ASKED, "", "", options) == HEAD
 
 
@@ -140,3 +141,21 @@ def test_what_is_no_template_says_so(tmp_path):
         render(None, ASKED, "", "", chat_options(chat_template=endless))
     with pytest.raises(ConfigError, match='give chat_template="chatml", or the template of its family, or use gen'):
         made(ASKED, None)
+
+
+@pytest.mark.parametrize(
+    ("roles", "turns"),
+    [
+        ("suauau", [0, 1, 1, 2, 2, 0]),
+        ("u", [0]),
+        ("", []),
+        ("auau", [1, 2, 2, 0]),
+        ("uatatsu", [1, 1, 1, 1, 1, 0, 0]),
+        ("uauatatta", [1, 1, 0, 2, 2, 3, 3, 3, 0]),  # each round of an agent's calls is dropped as one turn
+        ("uaua", [1, 1, 0, 0]),
+        ("ssa", [0, 0, 0]),
+    ],
+)
+def test_the_turns_that_a_long_conversation_loses_first(roles, turns):
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    assert dropped_first([{"role": names[each]} for each in roles]) == turns

@@ -1,6 +1,7 @@
 """ChatFormat: the family of a template, the text that closes its thinking, the state where its prompts end.
 
-The templates are excerpts with the lines that tell the families apart; the verdicts are those of the whole templates.
+The templates are excerpts: the lines by which the families are told apart. The expected results are those of the
+whole templates.
 """
 
 import pytest
@@ -25,7 +26,7 @@ TABLE = [
         "\n</think>\n\n",
         [({}, POSSIBLE), ({"enable_thinking": True}, POSSIBLE), ({"enable_thinking": False}, OVER)],
     ),
-    ("qwen3", CHATML + r"{{ '<think>\n' }}{# '\n</think>\n\n' #}", "\n</think>\n\n", [({}, INSIDE)]),  # 2507
+    ("qwen3", CHATML + r"{{ '<think>\n' }}{# '\n</think>\n\n' #}", "\n</think>\n\n", [({}, INSIDE)]),  # Qwen3-2507
     ("think", MESSAGES + r"{{ ' <think>' }}{# '</think>' #}", "</think>", [({}, INSIDE)]),
     (
         "deepseek-r1",

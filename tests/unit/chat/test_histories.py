@@ -33,7 +33,7 @@ HEAD = "{% if tools %}{% endif %}{% for m in messages %}{{ m.role[0] }}:"
 TAIL = "{% endfor %}"
 CALLS = "{% for c in m.tool_calls or [] %}"
 VALUES = CALLS + "<{{ c.function.name }}{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}>"
-TEMPLATES = {  # what a template does with a call -> the template, and what it writes of `history`
+TEMPLATES = {  # what a template does with a call -> (template, its text of `history`)
     "values": (VALUES + "{% endfor %}{{ m.content or '' }};", "u:Look!;a:<look at=sea>;t:blue;"),
     "values as JSON": (
         CALLS + "<{{ c.function.name }}{{ c.function.arguments | tojson }}>{% endfor %}{{ m.content or '' }};",
@@ -42,7 +42,7 @@ TEMPLATES = {  # what a template does with a call -> the template, and what it w
     "content that is written": (VALUES + "{% endfor %}{{ m.content }};", "u:Look!;a:<look at=sea>;t:blue;"),
     "content that must be null": (
         "{% if m.content is none %}" + VALUES + "{% endfor %}{% else %}{{ m.content }}{% endif %};",
-        'u:Look!;a:{"name": "look", "arguments": {"at": "sea"}};t:blue;',  # a text beside a call would hide it
+        'u:Look!;a:{"name": "look", "arguments": {"at": "sea"}};t:blue;',  # the template shows either content or calls
     ),
     "text that is joined": (
         CALLS + "{{ '<' + c.function.name + c.function.arguments + '>' }}{% endfor %}{{ m.content or '' }};",
@@ -144,7 +144,7 @@ def test_a_template_without_end_is_tried_once(monkeypatch):
     endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}"
     with pytest.raises(PromptError, match="steps and bytes"):
         render(endless + "{% endfor %}{{ messages }}", history(), "", "")
-    assert len(tried) == 2  # for its forms, and the conversation
+    assert len(tried) == 2  # one form of the calls, then the conversation itself
 
 
 def test_the_name_of_a_template_in_its_place():

@@ -1,4 +1,4 @@
-"""Our parse of texts with calls beside llama.cpp's, which llama-server answers with (tests/chat_peer records it)."""
+"""Compares our parse of texts with tool calls with that of llama-server, which tests/chat_peer recorded."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.chat.tool_texts import TOOLS
 PARSES = json.loads((Path(__file__).parents[2] / "chat_peer" / "parses.json").read_text(encoding="utf-8"))
 READERS = {each.name: each.reader for each in FORMATS}
 
-# Kinds of difference, and why ours differs.
+# Kinds of difference -> why our parse differs.
 WHY = {
     "error": "llama.cpp refuses the whole output, and llama-server answers with an error; here calls that can be read "
     "are, in any variant of the notation, and everything else is text, as the model wrote it",
@@ -34,7 +34,7 @@ def ours(parse):
 
 
 def plain(arguments):
-    """Arguments as values where they are JSON, else their text."""
+    """Returns arguments as parsed JSON, or as their text if they are no JSON."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -46,7 +46,7 @@ def theirs(parse):
 
 
 def difference(parse):
-    """The kind of difference of WHY; None: the parses are the same."""
+    """Returns the kind of difference, a key of WHY, or None if the parses are the same."""
     text, calls = ours(parse)
     if "error" in parse:
         return "error"

@@ -1,7 +1,7 @@
-"""llama.cpp's own chat templates, which stand in the source of the pinned build: their families, and histories in them.
+"""The chat templates in llama.cpp's pinned source: their families, and tool calls in them.
 
-In the others no thinking is looked for. The second word is the state of the thinking behind a question without
-variables.
+A template that is not in VERDICTS has no thinking. The second word of a verdict is the state of the thinking at the
+end of a prompt without variables.
 """
 
 import tarfile
@@ -82,7 +82,7 @@ def called(number, name, arguments):
 
 
 def turn(content, *calls):
-    """A turn of the assistant, and the answers of the tools."""
+    """Yields a message of the assistant, and the answers of its tools."""
     yield {"role": "assistant", "content": content, "tool_calls": list(calls)}
     for call in calls:
         name, number = call["function"]["name"], int(call["id"][5:])
@@ -103,7 +103,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": PATH}}
     for name in ("read_it", "write_it")
 ]
-NEEDS_FUNCTIONS = "fireworks-ai-llama-3-firefunction-v2"  # a variable of its own, which nobody gives
+NEEDS_FUNCTIONS = "fireworks-ai-llama-3-firefunction-v2"  # its template needs a variable that nobody passes
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -123,7 +123,7 @@ def test_each_call_and_each_answer_is_shown_once(templates, history):
             counts = [text.count(f"{each}-{number}-") for each in ("given", "answer")]
             if counts != [1, 1] or order != sorted(order) or call["function"]["name"] not in behind:
                 wrong[name] = (call, counts, order)
-        shown = behind.replace('"is_error": null', "")  # Cohere's own
+        shown = behind.replace('"is_error": null', "")  # Cohere's template writes this null itself
         if words := [word for word in ("None", "null", "{'") if word in shown]:
             wrong[name] = words
     assert not wrong

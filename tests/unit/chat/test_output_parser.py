@@ -1,4 +1,4 @@
-"""OutputParser: thinking, answer and calls, the same however the text is cut, and never a part of a mark."""
+"""OutputParser returns the same thinking, answer and calls however the text is cut, and shows no part of a mark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make(family: str, thinking: Thinking = Thinking.POSSIBLE, **options) -> Outp
 
 @dataclass
 class Read:
-    """All that a parser gave for a text."""
+    """Everything that a parser returned for a text."""
 
     reasoning: str = ""
     text: str = ""
@@ -104,7 +104,7 @@ def test_any_cut_gives_the_same_and_no_part_of_a_mark(family, places):
 
 @st.composite
 def hostile(draw, family):
-    """A text of marks, parts of marks, white space and letters, and places to cut it."""
+    """Draws a text of marks, parts of marks, white space and letters, and places to cut it."""
     marks = FORMATS[family].reasoning.marks
     parts = [mark[a:b] for mark in marks for a in (0, 1) for b in (len(mark), len(mark) // 2, len(mark) - 1)]
     pieces = draw(st.lists(st.sampled_from([*parts, *marks, "\n", " ", "a", "to=f", "final", "<"]), max_size=12))
@@ -127,8 +127,8 @@ def test_a_cut_before_each_character(family):
 
 
 QWEN = [
-    (Thinking.INSIDE, "a\n</think>\n\nb", (True, "a", "b")),  # the template has opened it
-    (Thinking.INSIDE, "\n<think>\na</think>b", (True, "a", "b")),  # and the model once more
+    (Thinking.INSIDE, "a\n</think>\n\nb", (True, "a", "b")),  # the template has opened the thinking
+    (Thinking.INSIDE, "\n<think>\na</think>b", (True, "a", "b")),  # the model opens it a second time
     (Thinking.INSIDE, "<thin", (True, "<thin", "")),
     (Thinking.INSIDE, "cut off", (True, "cut off", "")),
     (Thinking.INSIDE, "cut off </thi", (True, "cut off </thi", "")),
@@ -136,7 +136,7 @@ QWEN = [
     (Thinking.POSSIBLE, "b", (False, "", "b")),
     (Thinking.POSSIBLE, " \n b", (False, "", " \n b")),
     (Thinking.POSSIBLE, "\n<think>\n\n</think>\n\nb", (True, "", "b")),
-    (Thinking.POSSIBLE, "<think>a</think>\n\n\n b", (True, "a", "\n b")),  # a third line break is of the answer
+    (Thinking.POSSIBLE, "<think>a</think>\n\n\n b", (True, "a", "\n b")),  # the third line break belongs to the answer
     (Thinking.POSSIBLE, "</think>\n\nb", (True, "", "b")),
     (Thinking.POSSIBLE, "<thin", (False, "", "<thin")),
     (Thinking.POSSIBLE, "say <think>a</think>", (False, "", "say <think>a</think>")),
@@ -206,7 +206,7 @@ class Calls:
 @pytest.mark.parametrize("begin", ["", "<|start|>", "<|channel|>analysis", "<|start|>assistant<|channel|>"])
 @pytest.mark.parametrize("size", [100, 509, 512, 513, 520, 900])
 def test_a_header_is_short_however_it_is_cut(begin, size):
-    mark = ["<|message|>", "<|channel|>final<|message|>", ""][(size + len(begin)) % 3]  # each beside each of the others
+    mark = ["<|message|>", "<|channel|>final<|message|>", ""][(size + len(begin)) % 3]  # each with each size and begin
     text = f"{begin}{' ' * size}{mark}rest"
     expected = read(make("gpt-oss"), [text])
     for cuts in ([], range(1, len(text)), range(3, len(text), 7), [len(text) - 5]):
@@ -219,7 +219,7 @@ def test_a_text_of_white_space_is_not_read_again_with_each_piece():
     parser, start = make("gpt-oss"), time.thread_time()
     for _ in range(20_000):
         parser.feed(" " * 256)
-    assert time.thread_time() - start < 6  # 0.6 s, and 34 s with one look at all of it for each piece
+    assert time.thread_time() - start < 6  # 0.6 s; 34 s if each piece caused a look at the whole text
 
 
 def test_the_text_behind_the_thinking_goes_through_the_tool_parser():

@@ -1,4 +1,4 @@
-"""Schemas of tools: in each notation they are held, or refused by name."""
+"""Schemas of tools: each notation enforces them, or the refusal names what it cannot enforce."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import time
 import jsonschema
 import pytest
 
+from llamabatch.chat.tagged_values import LARK
 from llamabatch.chat.tool_formats import FORMATS, TaggedNotation, written
 from llamabatch.chat.tool_grammar import grammar
 from llamabatch.errors import SamplingError
@@ -22,7 +23,7 @@ HERMES = next(each for each in FORMATS if each.name == "hermes")
 S, INT, N, B = ({"type": name} for name in ("string", "integer", "null", "boolean"))
 DATE = {"type": "string", "format": "date"}
 
-# Of one argument: its schema, values that fit it, values that do not.
+# Schemas of one argument: (schema, values that fit it, values that do not).
 VALUES = {
     "any": ({}, ["a", "", 1, None, [1], {"a": 2}, "x\n</param"], []),
     "true": (True, ["a", 1.5, True], []),
@@ -130,7 +131,7 @@ DEFINITIONS = {
     "definitions": {"few": {**INT, "minimum": 1, "maximum": 3}},
 }
 
-# Of all arguments: their schema, arguments that fit it, arguments that do not.
+# Schemas of all arguments: (schema, arguments that fit it, arguments that do not).
 WHOLE = {
     "none": ({}, [{}], [{"a": 1}]),
     "one that is required, and any": ({"required": ["a"]}, [{"a": 1}, {"a": "x", "b": 2}], [{"b": 2}]),
@@ -241,7 +242,7 @@ DEEP = {}
 for _ in range(400):
     DEEP = {"items": DEEP}
 
-# What is refused, and what the message names.
+# Schemas that are refused, and what the message names.
 REFUSED = {
     "not": ({"properties": {"a": {"not": S}}}, "not of a JSON schema"),
     "not of all": ({"properties": {"a": S}, "not": {"required": ["a"]}}, "not of a JSON schema"),
@@ -274,7 +275,7 @@ def parameters(schema):
     return {"type": "object", "properties": {"a": schema, "other": other}, "required": ["a"], **DEFINITIONS}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of Python's own expressions, which jsonschema takes
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # from Python's re, which jsonschema uses
 @pytest.mark.parametrize("case", VALUES)
 @pytest.mark.parametrize("tool_format", [*TAGGED, HERMES], ids=lambda each: each.name)
 def test_a_value_fits_its_schema(tool_format, case):
@@ -291,7 +292,7 @@ def test_arguments_fit_their_schema(tool_format, case):
 
 
 def check(tool_format, schema, good, bad):
-    """The grammar allows the good ones alone, and what it allows at random is read and fits the schema."""
+    """Checks that the grammar allows only the good arguments, and that its random texts are read and fit the schema."""
     tools = {"f": schema}
     walk = Walk(tool_format, tools, special=False, parallel=False)
     for arguments in good:
@@ -309,10 +310,18 @@ def check(tool_format, schema, good, bad):
         validator.validate(json.loads(read))
 
 
+def test_a_lark_grammar_of_an_argument_is_held_between_tags_and_named_in_json():
+    schema = {"type": "object", "properties": {"input": {"type": "string", LARK: 'start: "yes"'}}}
+    tagged, in_json = (grammar(each, {"f": schema}, quoted, parallel=False) for each in (TAGGED[0], HERMES))
+    assert tagged.left_out == ()
+    assert "%lark" in tagged.lark
+    assert in_json.left_out == ("grammar 'f.input'",)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("tool_format", [*TAGGED, HERMES], ids=lambda each: each.name)
 def test_what_cannot_be_held_is_refused_by_name(tool_format, case, trial):
-    """Beside another function it is left out."""
+    """Beside another function, the refused function is left out."""
     schema, says = REFUSED[case]
     if tool_format is HERMES and case in ("patterns that are required",):
         pytest.skip("JSON holds it")
@@ -354,7 +363,7 @@ def trial():
     ids=["oneOf", "patterns", "chain", "dense", "values", "allOf", "ways", "branches", "groups", "classes", "objects"],
 )  # fmt: skip
 def test_no_schema_takes_all_time_or_memory(schema):
-    """This part of the work is done in the process of the server."""
+    """The server's own process makes the grammar, so time and memory must be bounded."""
     start = time.process_time()
     with contextlib.suppress(SamplingError):
         assert len(grammar(TAGGED[-1], {"f": schema}, quoted, parallel=False).lark) < 2**19
@@ -362,7 +371,7 @@ def test_no_schema_takes_all_time_or_memory(schema):
 
 
 def test_a_value_does_not_hold_what_ends_it():
-    """A reader would end it there, and take the rest for text."""
+    """A reader would end the value there, and take the rest for text."""
     for tool_format in TAGGED:
         walk = Walk(tool_format, {"f": parameters(S)}, special=False, parallel=False)
         closing = tool_format.notation.end.strip()

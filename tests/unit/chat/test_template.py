@@ -1,4 +1,4 @@
-"""What a chat template is given: tools, variables, messages as OpenAI's API writes them."""
+"""The input of a chat template: tools, variables, messages as OpenAI's API writes them."""
 
 import functools
 import itertools
@@ -199,24 +199,24 @@ def test_no_system_message_is_lost_where_a_template_writes_the_last_one_alone():
     system = [{"role": "system", "content": content} for content in ("Be short.", "Be kind. ")]
     assert text([*system, *HI], template) == "Be short.\n\nBe kind. |hi"
     assert text([system[0], *HI], template) == "Be short.|hi"
-    assert text([*system, *HI], "{{ messages[0].content[:2] }}") == "Be"  # that shows none in any form
+    assert text([*system, *HI], "{{ messages[0].content[:2] }}") == "Be"  # no whole system message in any form
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
 def grows(step, start="'a'", end="", times=99):
-    """A template that sets ns.t to the expression `step` of it, again and again."""
+    """Returns a template that sets ns.t to the expression `step` of ns.t, again and again."""
     loop = f"{{% for a in range({times}) %}}{{% set ns.t = {step} %}}{{% endfor %}}"
     return f"{{% set ns = namespace(t={start}) %}}{loop}{end}"
 
 
 def web(end, step="[ns.t, ns.t]", start="[1]"):
-    """A template with a list of few objects, which are 2**60 where each counts as often as it occurs."""
+    """Returns a template whose list has few objects, but 2**60 if each counts as often as it occurs."""
     return grows(step, start, end, times=60)
 
 
-# Each of them runs for ever, takes all memory or ends the process where nothing bounds it.
+# Without bounds, each of these runs forever, takes all memory or ends the process.
 BOMBS = {
     "three loops": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
@@ -374,14 +374,17 @@ print(json.dumps(["peak", peak, 0]))
 """
 
 
-LONG = [  # each takes a second and more, and so has a child of its own
+LONG = [  # each takes more than a second, so it runs in a child process of its own
     "a macro that doubles", "a chain of generators", "a chain of lists", "a chain that is dropped", "lists kept",
     "a call block", "a long path of attributes",
 ]  # fmt: skip
 
 
 def run_bombs(names, folder):
-    """What became of each, in a child: where one is not bounded, it and those after it are missing."""
+    """Runs templates in a child process. Returns what became of each.
+
+    A template that is not bounded is missing, and so are the templates after it.
+    """
     bombs = json.dumps({name: BOMBS[name] for name in names})
     try:
         done = subprocess.run(
@@ -395,13 +398,13 @@ def run_bombs(names, folder):
 
 @pytest.fixture(scope="module")
 def quick_ones(tmp_path_factory):
-    """What became of all that are not long."""
+    """Returns what became of all templates that are not in LONG."""
     return run_bombs(BOMBS.keys() - {*LONG}, tmp_path_factory.mktemp("bombs"))
 
 
 @pytest.fixture
 def ended(request, tmp_path):
-    """What became of those that ran with the one that the test names."""
+    """Returns what became of the templates that ran together with the one that the test names."""
     name = request.getfixturevalue("name")
     return run_bombs([name], tmp_path) if name in LONG else request.getfixturevalue("quick_ones")
 
@@ -413,7 +416,7 @@ def test_no_template_takes_all_time_or_memory(name, ended):
     assert said.startswith(("PromptError: the chat template ", "ConfigError: the chat template "))
     assert len(said) < 700
     assert not said.endswith(": "), "it says why"
-    assert seconds < 60  # of its thread; on a quiet machine 3
+    assert seconds < 60  # processor time of the thread; 3 s on a quiet machine
     assert ended["peak"][0] < 2**29
 
 
@@ -445,7 +448,7 @@ def test_a_template_is_left_as_soon_as_nothing_waits_for_it(monkeypatch):
     asked = []
 
     def cancelled():
-        asked.append(time.thread_time())  # other programs take none of it
+        asked.append(time.thread_time())  # processor time, so other programs do not matter
         return len(asked) == 20
 
     for template in (BOMBS["three loops"], BOMBS["a macro that doubles"], BOMBS["loops that filter"]):
@@ -463,7 +466,7 @@ def test_what_a_template_may_take_grows_with_the_conversation():
     assert text([{"role": "user", "content": "a" * 10_000_000}], "{{ messages[0].content * 4 }}") == "a" * 40_000_000
 
 
-# What real templates do, and its text from jinja2's own sandbox without bounds.
+# Expressions of real templates -> their text in jinja2's own sandbox, without bounds.
 IDIOMS = {
     "{{ messages|map(attribute='role')|join(',') }}": "user",
     "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}": "1",
@@ -497,7 +500,7 @@ def test_what_templates_do_every_day_is_what_jinja_makes_of_it(template):
     assert text(template=template) == IDIOMS[template] == stock.from_string(template).render(messages=HI)
 
 
-# As templates of Gemma, Mistral and Qwen3.5 do: a system message is the first one, and turns take turns.
+# As templates of Gemma, Mistral and Qwen3.5 do: only the first message may be a system message, and roles alternate.
 DEMANDING = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
     "{% if not loop.first and m.role == loop.previtem.role %}{{ raise_exception('twice') }}{% endif %}"

@@ -1,4 +1,4 @@
-"""Notations of tool calls: found from a chat template, and as a grammar that allows well-formed calls alone."""
+"""Notations of tool calls: a chat template shows which one it has, and grammars allow only well-formed calls."""
 
 import functools
 import json
@@ -77,7 +77,7 @@ def test_each_family_has_an_excerpt():
 
 
 class Walk:
-    """Random texts of a grammar, a token at a time; bytes, and the marks of the family as special tokens."""
+    """Random texts of a grammar, made a token at a time. Tokens are bytes and the family's marks as special tokens."""
 
     def __init__(self, tool_format, tools, *, special, parallel, made_by=grammar):
         self.names = list(tool_format.marks) if special else []
@@ -127,7 +127,7 @@ def calls_of(tool_format, tools, text):
 
 
 def check(name, arguments):
-    """The arguments fit the schema of TOOLS."""
+    """Checks that the arguments fit the schema of TOOLS."""
     if name == "clock":
         assert arguments == {}
     elif name == 'say "it"':
@@ -145,7 +145,7 @@ def check(name, arguments):
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
 def test_whatever_the_grammar_allows_is_a_well_formed_call(tool_format, special):
-    parallel = special == (FAMILIES.index(tool_format) % 2 == 0)  # each pair of the three comes once
+    parallel = special == (FAMILIES.index(tool_format) % 2 == 0)  # each pair of values of the three variables occurs
     tools = TOOLS if getattr(tool_format.notation, "quoted", False) else XML_TOOLS
     walk = Walk(tool_format, tools, special=special, parallel=parallel)
     rng = random.Random(15)
@@ -239,7 +239,7 @@ def test_an_answer_is_in_its_form_or_calls(tool_format, special):
             assert walk.allows(thought + WRITTEN[tool_format.name])
             assert not walk.allows(f"{thought}{tool_format.answer}{bad}")
         assert not walk.allows(WRITTEN[tool_format.name].replace("clock", "volcano"))
-        for size in 0.5, 0.3:  # by a reference of the schema
+        for size in 0.5, 0.3:  # the schema allows 0.5 by a $ref
             call = written(tool_format, [("weather", {"city": "Oslo", "unit": "C", "sizes": [size]})])
             assert walk.allows(call) == (size == 0.5)
         assert not walk.allows(f"{good}{WRITTEN[tool_format.name]}")
@@ -324,7 +324,7 @@ def of_properties(properties, **schema):
     ],
 )
 def test_what_a_notation_cannot_hold_is_refused(tool_format, tools, says):
-    """A call with it would not be read as one, though the grammar demands it."""
+    """The grammar would demand a call that no reader reads as one."""
     if says is None:
         assert grammar(tool_format, tools, quoted, parallel=True)
     else:

@@ -15,7 +15,7 @@ N_CUTS = 1000
 
 
 def read(reader, pieces, **options):
-    """The text, and the calls as (id, name, arguments), of pieces that come one after another; the last by finish."""
+    """Yields the text and the calls (id, name, arguments) after each piece. The last piece goes to finish()."""
     parser = ToolParser(reader, options.pop("tools", TOOLS), lambda index, name: f"id {index}", **options)
     text, calls = "", []
     for delta in [*map(parser.feed, pieces[:-1]), parser.finish(pieces[-1])]:
@@ -123,7 +123,7 @@ def test_a_recursive_schema_is_read_once():
     assert time.process_time() - start < 1
 
 
-DIGITS = "1" * 5000  # json.loads refuses so many
+DIGITS = "1" * 5000  # json.loads refuses numbers of so many digits
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_half_a_character_within_a_text_of_arguments_stays_an_escape():
 
 
 def test_many_markers_cost_no_more_than_their_length():
-    """A text of nothing but beginnings is read once, not once for each."""
+    """A text of nothing but beginnings of calls is read once, not once for each beginning."""
     text = '<tool_call>{"name": ' * 5000
     assert whole(tool_parsers.hermes, text) == (text, [])
 

@@ -1,4 +1,4 @@
-"""Texts with calls, a few for each family, with the calls and the text that they hold."""
+"""Texts with tool calls, a few for each family, with the calls and the text that a reader finds in them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +158,7 @@ CASES = (
     ),
 )
 
-# Calls that are none: all of it is text.
+# Texts that look like calls, but are only text.
 NO_CALLS = (
     (tool_parsers.hermes, '<tool_call>\n{"name": "volcano", "arguments": {}}\n</tool_call>'),
     (tool_parsers.hermes, "<tool_call> and </tool_call> are tags."),

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pty = pytest.importorskip("pty")
 
-# a model which names the number of the messages, or never comes to an end
+# a model that says how many messages there are, or never ends its answer
 PROGRAM = """
 import sys, time
 sys.argv = ["llamabatch", "chat"]
@@ -98,7 +98,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
     def wait_for(self, text):
-        """Reads until the text has come since the last call."""
+        """Reads until the text has appeared since the last call. Returns what came before it."""
         until(lambda: text in self.seen or self._read(), lambda: self.seen)
         before, _, self.seen = self.seen.partition(text)
         return before
@@ -132,7 +132,7 @@ def test_on_a_terminal(terminal, tmp_path):
     terminal.wait_for(". ")
     terminal.write("there\n")
     assert "\x1b[2mwell\x1b[0m" in terminal.wait_for("1 messages ")  # dimmed
-    assert "\x1b" not in terminal.wait_for("red")  # what a model writes changes no colours
+    assert "\x1b" not in terminal.wait_for("red")  # a model's text cannot change colours
     terminal.wait_for("> ")
     terminal.write("/sytem x\n")
     terminal.wait_for("did you mean '/system'")
@@ -148,7 +148,7 @@ def test_on_a_terminal(terminal, tmp_path):
     terminal.wait_for("> ")
     terminal.write(f"/save {tmp_path}/chat.json\n")
     terminal.wait_for("4 messages are in")
-    terminal.wait_for("> ")  # before it the terminal's own line editing would take the key
+    terminal.wait_for("> ")  # before the prompt, the terminal's own line editing would take the key
     terminal.write("\x04")
     assert terminal.end() == 0
 

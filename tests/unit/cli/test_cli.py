@@ -137,7 +137,7 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
     process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment, cwd=tmp_path)
     os.close(theirs)
     shown = b""
-    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+    with contextlib.suppress(OSError):  # Linux raises this when the other end is closed
         while piece := os.read(ours, 65536):
             shown += piece
     process.wait(timeout=120)
@@ -160,7 +160,7 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
         (["generate", "--tensor-split", "a,b", "x"], "list of numbers"),
         (["generate", ""], "prompt is empty"),
         (["generate", "-P", "typical_p", "x"], "is not a name and a value"),
-        (["generate", "-P", "typical=2", "x"], "typical_p is 2"),
+        (["generate", "-P", "typical=2", "x"], "typical (here typical_p) is 2"),
         (["generate", "-P", 'bad_words=["foo"', "x"], "the value of bad_words is no valid JSON"),
         (["generate", "-P", "temprature=2", "x"], "did you mean 'temperature'"),
         (["generate", "-t", "1", "-P", "temperature=2", "x"], "temperature is given twice"),
@@ -169,6 +169,10 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
         (["generate", "--choice", "a,b", "--regex", "a", "x"], "give one of --json-schema, --choice and --regex"),
         (["generate", "--choice", "a,b", "-P", "guided_regex=a", "x"], "is given twice, by an option and by -P"),
         (["generate", "--json-schema", "no.json", "x"], "no JSON object and no file that can be read"),
+        (["generate", "--json-schema", '{"not": {}}', "x"], "leave it out, or give --lenient: outputs list"),
+        (["generate", "--lenient", "x"], "--lenient needs --json-schema"),
+        (["generate", "-n", "none", "-t", "None", "--system", "s", "x"], "--system needs --chat"),
+        (["generate", "-n", "0", "x"], "or None: until the model stops"),
         (["generate", "--no-such-option"], "No such option"),
         (["generate", "--adapters", "a", "x"], "Did you mean '--lora'?"),
         (["generate", "--temp", "1", "x"], "Did you mean '--temperature'?"),
@@ -202,6 +206,14 @@ def test_the_model_may_be_the_argument_of_a_command_that_has_no_other(tmp_path, 
     twice = CliRunner().invoke(cli, ["plan", "-m", "tiny", "argument.gguf"])
     assert "Got unexpected extra argument (argument.gguf)" in twice.output
     assert "(a b)" in CliRunner().invoke(cli, ["plan", "a", "b"]).output
+
+
+def test_a_prompt_that_is_a_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model.gguf").touch()
+    result = CliRunner().invoke(cli, ["generate", "my model.gguf"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the prompt is 'my model.gguf', a model; give -m 'my model.gguf' and a prompt" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["run", "serve"])

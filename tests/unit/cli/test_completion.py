@@ -1,4 +1,4 @@
-"""Completion: the protocol of each shell gives commands, options and values; bash itself is asked, too."""
+"""Completion: each shell's protocol offers commands, options and values. bash itself is asked, too."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ def folder(monkeypatch, tmp_path):
 
 
 def completed(line, monkeypatch, breaks=" :="):
-    """What bash would be told for a line that ends at the cursor."""
+    """Returns what bash would be told for a line that ends at the cursor."""
     monkeypatch.setenv("LLAMABATCH_LINE", line)
     monkeypatch.setenv("LLAMABATCH_BREAKS", breaks)
     told = Bash(cli, {}, "llamabatch", "_LLAMABATCH_COMPLETE").complete()
@@ -84,7 +84,7 @@ def test_bash_completes(folder, tmp_path):
     script.write_text(CliRunner().invoke(cli, ["completion", "bash"]).output)
     program = tmp_path / "llamabatch"
     code = "import sys; sys.argv[0] = 'llamabatch'; from llamabatch.cli import main; main()"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')  # its path may have blanks
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')  # a path may have blanks
     program.chmod(0o755)
     line = "llamabatch generate -m owner/repo:Q8"
     asked = (

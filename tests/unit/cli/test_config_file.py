@@ -1,4 +1,4 @@
-"""Defaults of options: the flag goes before the environment, the environment before the file; errors name the line."""
+"""Defaults of options: flags override the environment, and the environment overrides the file. Errors name the line."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_values_become_those_of_the_options(write):
         "isolate": True,
     }  # fmt: skip
     assert (found("run")["order"], found("run")["n_slots"]) == ("finished", "9")
-    assert "isolate" not in found("run")  # a job has no such option, other commands have
+    assert "isolate" not in found("run")  # a job has no option `isolate`; other commands have it
     assert found("doctor") == {}
 
 
@@ -115,7 +115,7 @@ def test_config_shows_the_variables_and_who_reads_them(write):
         "chat.n-ctx 256 config.toml, line 5",
     ]
     found = json.loads(run("config", "--json", LLAMABATCH_N_SLOTS="2", LLAMABATCH_N_CTX="1024").output)["defaults"]
-    assert [each["in_force"] for each in found] == [True, True, True, False, True]  # chat has the file's n-slots
+    assert [each["in_force"] for each in found] == [True, True, True, False, True]  # chat uses the file's n-slots
     refused = run("config", LLAMABATCH_N_SLOTS="x")
     assert (refused.exit_code, "LLAMABATCH_N_SLOTS is 'x'; 'x' is neither" in refused.output) == (2, True)
 
@@ -123,7 +123,7 @@ def test_config_shows_the_variables_and_who_reads_them(write):
 def test_without_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.toml"))
     assert read_settings(config_path(), COMMANDS) == []
-    assert "(not there)" in run("config").output
+    assert f"(not there; {VARIABLE} names it, so other commands refuse to start)" in run("config").output
     assert "none.toml, which is not there" in run("plan").output
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -55,14 +55,14 @@ def test_a_command_refuses_the_name_and_shows_it_escaped(command, kind, tmp_path
     out, told = capsys.readouterr()
     assert ended.value.code == 2, told
     assert all(each.isprintable() or each == "\n" for each in out + told), ascii(told)
-    last = "\\" + shown.rpartition("\\")[2]  # of a long name the middle is left out
+    last = "\\" + shown.rpartition("\\")[2]  # a message leaves out the middle of a long name
     assert last in told.replace("\\\\", "\\") or "..." in told, told
     assert "Traceback" not in told
 
 
 def test_errors_are_visible_and_tables_keep_their_lines():
     assert str(MemoryPlanError("a\n\tb\x1b[2J")) == "a\n\tb\\x1b[2J"
-    assert visible("ä€😀\u200d\u3000\xa0") == "ä€😀\u200d\u3000\xa0"  # what texts are made of
+    assert visible("ä€😀\u200d\u3000\xa0") == "ä€😀\u200d\u3000\xa0"  # characters of ordinary texts
     assert visible(visible("\x1b")) == r"\x1b"
     assert paths.shown("/x/\x1b[2J") == r"/x/\x1b[2J"
     with pytest.raises(ConfigError, match=r"'a.x00b' is no path: it has a NUL"):

@@ -1,4 +1,4 @@
-"""`llamabatch serve`: what its flags, variables and files give to the server, without starting it."""
+"""`llamabatch serve`: the options that flags, variables and files pass to the server. The server is not started."""
 
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,7 @@ run = pytest.importorskip("llamabatch.server.run")
 
 
 class Asked:
-    """What the server was started with."""
+    """The arguments that the server was started with."""
 
     config = None
     options = None
@@ -26,7 +26,7 @@ class Asked:
 
 @pytest.fixture
 def invoke(monkeypatch, tmp_path):
-    """Runs the command up to the start of the server; gives the result and what it would have been started with."""
+    """Runs the command up to the start of the server. Returns the result and the arguments of that start."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
     for name in ("LLAMABATCH_API_KEY", "LLAMA_API_KEY", "VLLM_API_KEY", "LLAMABATCH_MODEL"):

@@ -51,7 +51,7 @@ def test_the_table_has_no_misspelt_key_and_no_unused_text():
 
 def test_every_variable_of_llama_server_has_a_row():
     known = {"", *(name for row in ROWS for name in row.env.split())}
-    assert {option["env"] for option in THEIRS} - known == {"HF_TOKEN"}  # which is that of the hub itself
+    assert {option["env"] for option in THEIRS} - known == {"HF_TOKEN"}  # huggingface_hub reads it itself
 
 
 def test_the_list_is_that_of_the_source_that_is_built():
@@ -122,7 +122,7 @@ def test_a_row_says_one_thing_and_names_options_that_exist():
         ("--lora-modules a=x b=y", "--lora-module a=x --lora-module b=y"),
         ("--data-parallel-size 2", "--strategy multi-instance --instances 2"),
         ("MODEL --dtype auto --enable-prefix-caching", "MODEL --cache-prefix"),
-        ("--tensor-parallel-size 1 --no-agent", ""),  # what happens anyway
+        ("--tensor-parallel-size 1 --no-agent", ""),  # the server does this anyway
         ("--n-ctx 64 --strict --n-ctx=8", "--n-ctx 64 --strict --n-ctx=8"),
         ("--unknown -x", "--unknown -x"),
         ("-- -c 8", "-- -c 8"),

@@ -1,4 +1,4 @@
-"""`llamabatch serve` with several models: which ones, and the options of each, without starting the server."""
+"""`llamabatch serve` with several models: which models it finds, and their options. The server is not started."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ run = pytest.importorskip("llamabatch.server.run")
 
 @pytest.fixture
 def several(monkeypatch, tmp_path):
-    """Runs the command up to the start of the server; gives the result, the models by name, and the pool's options."""
+    """Runs the command up to the start of the server. Returns the result, models by name, and the pool's options."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("LLAMABATCH_MODEL", raising=False)
@@ -57,7 +57,7 @@ def test_the_models_of_a_folder(several, folder):
     result, specs, pool = several("--models-dir", "my models", "--n-ctx", "512")
     assert result.exit_code == 0, result.output
     assert list(specs) == ["a c", "b"]
-    assert "'in parts' is left out" in result.stderr  # the bundled model is whole, not the first of two parts
+    assert "'in parts' is left out" in result.stderr  # the file named 1 of 2 is a whole model
     assert specs["b"].config.model == str(folder / "b.gguf")
     assert {spec.config.n_ctx for spec in specs.values()} == {512}
     assert all(isinstance(spec.config.n_slots, int) for spec in specs.values())
@@ -108,7 +108,7 @@ def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
     assert result.stderr.count("'bad' is left out") == 1
 
     def none(look_again):
-        assert look_again is None  # names on the command line stay what they are
+        assert look_again is None  # models of the command line are not looked for again
 
     result, _, _ = several("-m", f"chat={folder}/b.gguf", during=[none])
     assert result.exit_code == 0, result.output

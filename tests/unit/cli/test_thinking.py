@@ -1,4 +1,4 @@
-"""Thinking on the command line: apart from the answer, and its tags as an option."""
+"""Thinking on the command line: it is shown apart from the answer, and its tags are an option."""
 
 import click
 import pytest

@@ -1,4 +1,4 @@
-"""What stands behind a FrontClient in tests: it takes requests in, and ends those that a test names."""
+"""The engine behind a FrontClient in tests: it accepts requests, and ends those that a test names."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from tests.unit.configs import resolved
 
 class Behind:
     model, pids = None, ()
-    takes = 1_000_000  # requests before it is closed
+    takes = 1_000_000  # requests that it accepts before it is closed
 
     def __init__(self, **options):
         self.plan = SimpleNamespace(config=resolved("tiny", **options))

@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts a program without the inheritance of sockets, given as code whose argument is the number."""
+    """Starts code as a child process that inherits no socket. The code's argument is the port."""
     monkeypatch.setattr(system, "INHERITS_SOCKETS", False)
     processes = []
 
@@ -47,7 +47,7 @@ def test_a_child_connects_and_both_send(started):
 
 @pytest.mark.parametrize("sent", [b"", b"x" * 32, b"x" * 31])
 def test_a_stranger_who_finds_the_port_is_not_taken_for_the_child(sent, started, monkeypatch):
-    has_key, seconds = child_socket._has_key, iter([0.1])  # of the stranger; the child may take longer
+    has_key, seconds = child_socket._has_key, iter([0.1])  # seconds for the stranger; the child may take longer
 
     def look(made, key):
         monkeypatch.setattr(child_socket, "_KEY_S", next(seconds, PATIENCE_S))

@@ -1,4 +1,4 @@
-"""Dataclasses cross by their type hints; what does not fit is refused by the name of its field."""
+"""Dataclasses are sent by their type hints. The error for a value that does not fit names its field."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_is_left_out_comes_as_none():
 def test_another_type_is_refused_by_its_field(at, value, message):
     fields = list(OUTER.encode(Outer("a", Inner(1))))
     fields[at] = value
-    for _ in range(2):  # what was refused is not remembered as right
+    for _ in range(2):  # a refused value is not cached as valid
         with pytest.raises(EngineError, match=message):
             OUTER.decode(unpack(pack(fields)))
 

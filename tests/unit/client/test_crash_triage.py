@@ -14,7 +14,7 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Triage(CrashTriage):
-    """With a clock that a test sets, and the last outputs by request id."""
+    """A CrashTriage whose clock a test sets. `ends` has the last outputs by request id."""
 
     def __init__(self, *names, **params):
         super().__init__(clock=lambda: self.now)
@@ -39,13 +39,13 @@ class Triage(CrashTriage):
         self.admitted(list(request_ids))
 
     def finish(self, request_id):
-        """A good end."""
+        """Delivers the last output of a request that ends well."""
         done = CompletionOutput(0, "", (), FinishReason.STOP)
         output = SequenceOutput(request_id, (), "", RequestOutput(request_id, None, (1,), (done,)))
         assert self.deliver(unpack(pack([output])))
 
     def die(self, now, from_outside=False):
-        """The ids of the requests that this ends, culprits and aborted."""
+        """Lets the child die. Returns the ids of the requests that this ends: culprits, then aborted ones."""
         before = set(self.ends)
         self.now = now
         self.child_died("SIGSEGV", from_outside)
@@ -109,7 +109,7 @@ def test_a_suspect_that_has_run_long_enough_lets_the_next_one_in():
     triage.now = 41.1
     assert triage.sendable() == ["a"]
     triage.admit("a", 41.2)
-    assert triage.die(50.0) == ([], [])  # either of them
+    assert triage.die(50.0) == ([], [])  # a or b may be the culprit
     for death in range(MOST_DEATHS):
         assert triage.sendable() == ["a"]
         triage.admit("a", 60.0)
@@ -157,7 +157,7 @@ def test_deadlines_pass_while_no_child_is_there(monkeypatch):
 
 
 class World:
-    """A child with some slots, whose clock goes by steps: killers end it when they have run for some steps."""
+    """A child with some slots and a clock of steps. A request in `killers` ends the child after some of its steps."""
 
     def __init__(self, n, killers, n_slots, outside):
         self.triage = Triage(*map(str, range(n)))
@@ -231,7 +231,7 @@ def test_restarts_wait_longer_each_time_until_there_are_too_many():
 def test_silence_counts_only_while_we_are_awake_and_read():
     silence = Silence()
     assert [silence.look(1, False, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
-    assert silence.look(1, False, 10_000.0) == 3.5  # asleep: one look counts for a second and a half at most
+    assert silence.look(1, False, 10_000.0) == 3.5  # after a sleep, a look counts for 1.5 s at most
     assert silence.look(1, True, 10_001.0) == 0.0
     assert silence.look(1, False, 10_002.0) == 1.0
     assert silence.look(2, False, 10_003.0) == 0.0

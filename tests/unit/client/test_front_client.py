@@ -1,4 +1,4 @@
-"""The one owner of a request: ids, rolled back calls, sinks that raise, and the watcher of the table."""
+"""FrontClient, the one owner of a request: ids, calls that are rolled back, sinks that raise, and the watcher."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from tests.unit.client.behind import Behind
 
 
 class Parser:
-    """Brings the pieces in capitals; the end after them, so that a piece that is read twice is seen."""
+    """Returns each piece in capitals. The end repeats all that it read, so that a piece that is read twice shows."""
 
     has_reasoned = has_called = False
 
@@ -52,7 +52,7 @@ def piece(name, text):
 
 
 def raising(times, told):
-    """A sink that raises so many times before it takes outputs in."""
+    """Returns a sink that raises `times` times before it accepts outputs."""
     calls = []
 
     def sink(outputs):
@@ -120,7 +120,7 @@ def test_a_sink_that_raises_at_the_end_gets_the_parsed_end_again(times):
     client = FrontClient(behind)
     client.submit([parsed("a"), parsed("b")], raising(times, told), stream=True)
     emit(behind.sinks[0], [piece("a", "x"), piece("b", "y"), last("a", "z")])
-    if times < 2:  # else the first piece has raised alone, and the engine ends its request
+    if times < 2:  # after two errors, the engine has ended a request whose piece raised alone
         assert [output.text for output in told] == ["X", "Y", "Z(xz)"]
     counts = client.in_flight.figures()
     assert (counts["finished_stop"], len(client.in_flight)) == (1, 1)
@@ -142,7 +142,7 @@ def test_a_parser_that_raises_lets_no_other_read_a_piece_twice():
 
 
 def test_a_sink_that_always_raises_fills_no_memory(caplog):
-    caplog.set_level(logging.CRITICAL + 1, "llamabatch")  # to format 10,000 tracebacks takes 20 seconds
+    caplog.set_level(logging.CRITICAL + 1, "llamabatch")  # formatting 10,000 tracebacks would take 20 seconds
     behind = Behind()
     client = FrontClient(behind)
     client.submit([parsed(str(at)) for at in range(5000)], raising(10**9, []), stream=True)
@@ -179,7 +179,7 @@ def test_a_watcher_is_told_of_each_begin_and_end_once():
     with pytest.raises(EngineClosedError):
         client.submit([Request("c", (1,))], told.extend)
     assert watching.told == [("in", "a"), ("in", "b"), ("ended", "a"), ("in", "c"), ("out", "c")]
-    watching.raises = 99  # a watcher that never takes an end takes no output with it
+    watching.raises = 99  # a watcher that raises at each end costs no output
     behind.sinks[0]([last("b", "y")])
     assert (told[-1].finished.text, len(client.in_flight)) == ("y", 0)
 
@@ -206,7 +206,7 @@ def test_the_front_is_freed_at_once_also_with_requests_in_flight():
 
 
 class Sleeper(Behind):
-    """It can be closed, and made again."""
+    """An engine that can be closed, and made again."""
 
     closed = False
 
@@ -229,7 +229,7 @@ def test_what_wakes_waits_for_the_load_and_looks_do_not_wake():
     assert not made
     client.submit([Request("a", (1,))], [].extend)
     assert list(made[0].in_flight) == ["a"]
-    assert client.stats().decode_rows == 6  # of both engines
+    assert client.stats().decode_rows == 6  # 3 of each of the two engines
     with pytest.raises(EngineError, match="in use by 1 request"):
         client.sleep()
 

@@ -1,4 +1,4 @@
-"""Counts of requests: submitted = ok + errors + aborted + in flight, whatever happens behind."""
+"""Counts of requests: submitted = ok + errors + aborted + in flight, whatever the engine does."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_every_request_is_counted_once(actions):
 
     def sink(outputs):
         told.extend(o.finished.finish_reason for o in outputs if o.finished is not None)
-        assert client.stats().in_flight >= 0  # and no deadlock
+        assert client.stats().in_flight >= 0  # a call from within a sink causes no deadlock
 
     for action in actions:
         if isinstance(action, list):
@@ -50,7 +50,7 @@ def test_every_request_is_counted_once(actions):
                 client.submit([Request(name, (1,)) for name in action], sink)
                 n_submitted += len(action)
             except EngineClosedError:
-                n_submitted += len(told) - before  # of a call that was refused as a whole, those that had ended
+                n_submitted += len(told) - before  # a refused call counts only those of its requests that had ended
         elif action == "close":
             behind.takes = 1
         elif action == "bad prompt":
@@ -69,7 +69,7 @@ def test_every_request_is_counted_once(actions):
         assert stats.e2e_s.count == stats.ok
         assert stats.e2e_s.sum_s == 2.0 * stats.ok
         assert stats.in_flight == len(behind.in_flight)
-        assert stats.decode_rows == 3  # the rest is the engines'
+        assert stats.decode_rows == 3  # other figures are the engine's own
 
 
 def test_an_interrupt_in_the_middle_of_a_submit_leaves_nothing_in_flight():
@@ -95,7 +95,7 @@ def test_what_is_to_happen_at_the_end_happens_first_and_once():
     client = FrontClient(SimpleNamespace(plan=plan, model=None, close=lambda: order.append("closed")))
     watching = Watching(order)
     client.at_close(watching.stop)
-    client.at_close(Watching([]).stop)  # forgotten
+    client.at_close(Watching([]).stop)  # freed at once, so it is not called
     client.close()
     client.close()
     assert order == ["first", "closed", "closed"]

@@ -1,4 +1,4 @@
-"""Thinking in answers, by way of FakeLLM: every verb takes it apart, and generate() leaves it as it is."""
+"""Thinking in answers, with FakeLLM: every verb but generate() separates it from the answer."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_error_of_a_request_comes_through_though_its_parser_fails(stream):
 
 
 def test_parsers_are_let_go_as_soon_as_their_request_has_ended():
-    """A call may have a million prompts."""
+    """A call may have a million prompts, whose parsers would fill the memory."""
     with fake() as llm:
         outputs = llm.chat([HI] * 3, {"n": 2})
         requests = llm._prepared(

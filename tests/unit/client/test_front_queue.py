@@ -1,4 +1,4 @@
-"""max_queue: what is refused, and that nothing of it is queued."""
+"""max_queue: which calls are refused, and that no request of a refused call is queued."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_an_id_that_is_in_flight_takes_no_room():
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({"n_slots": 4, "strategy": "batched", "instances": 2}, 4),  # the slots are dealt out
+        ({"n_slots": 4, "strategy": "batched", "instances": 2}, 4),  # the instances share the 4 slots
         ({"n_slots": 4, "strategy": "sequential"}, 1),
         ({"n_slots": 4, "strategy": "multi-instance", "instances": 3}, 12),
         ({"n_slots": 4, "strategy": "multi-instance", "instances": 3, "instance_strategy": "length-sorted"}, 3),
@@ -98,7 +98,7 @@ def test_background_requests_have_a_queue_of_their_own():
     client.submit(requests("a", "b", "c", background=True), print)
     with pytest.raises(QueueFull, match="1 more would be 4 in flight in the background; allowed are 2 that run"):
         client.submit(requests("d", background=True), print)
-    client.submit(requests("e", "f", "g"), print)  # none of them is refused for the background's sake
+    client.submit(requests("e", "f", "g"), print)  # requests in the background do not count for these
     with pytest.raises(QueueFull, match="1 more would be 4 in flight; allowed"):
         client.submit(requests("h"), print)
     behind.end("a", "e")

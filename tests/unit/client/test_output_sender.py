@@ -1,4 +1,4 @@
-"""Outputs of a child: what fast steps bring goes out together, first tokens and ends at once, and nothing is lost."""
+"""Outputs of a child: those of fast steps are sent together, first tokens and ends at once, and none is lost."""
 
 import time
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 class Parent:
-    """Keeps the texts of each message; refuses messages in which a text is."""
+    """Stores the texts of each message. Refuses messages that contain the text `refused`."""
 
     def __init__(self):
         self.messages = []
@@ -36,7 +36,7 @@ def parent():
 
 @pytest.fixture
 def sender(parent, monkeypatch):
-    """It rests for ever."""
+    """Returns a sender whose pause after a message never ends."""
     monkeypatch.setattr(output_sender, "REST_PER_OUTPUT_S", 60.0)
     monkeypatch.setattr(output_sender, "MOST_REST_S", 60.0)
     return OutputSender(parent)
@@ -82,7 +82,7 @@ def test_steps_that_are_slower_than_the_rest_are_not_held_up(parent, monkeypatch
 
 def test_an_output_that_cannot_be_sent_ends_its_request_alone(parent, sender):
     assert emit(sender, [piece("one "), piece("one ", "b")]) == {}
-    assert emit(sender, [piece("bad "), piece("two ", "b")]) == {}  # held
+    assert emit(sender, [piece("bad "), piece("two ", "b")]) == {}  # held back
     parent.refused = "bad"
     assert emit(sender, [last("end", "b")]) == {}
     assert parent.texts("b") == "one two end"
@@ -91,7 +91,7 @@ def test_an_output_that_cannot_be_sent_ends_its_request_alone(parent, sender):
     assert "cannot be packed" in failed["a"]
     emit_last(sender, last(error=failed["a"]))
     assert parent.texts("c") == "first "
-    assert emit(sender, [piece("new ")]) == {}  # nothing of it is left
+    assert emit(sender, [piece("new ")]) == {}  # no earlier output of the request is left
 
 
 def test_a_hole_in_a_text_is_an_error_of_its_request(parent, sender, monkeypatch):

@@ -20,7 +20,7 @@ def test_the_longest_known_beginning_is_found():
     assert affinity.find((*head, *text(1, 100), *text(3, 50)))[0] == 1
     assert affinity.find((*head, *text(2, 100), *text(3, 50)))[0] == 2
     member, length = affinity.find((*head, *text(4, 100)))
-    assert member == 2  # the last that had it
+    assert member == 2  # the last member that got this beginning
     assert 0.8 * 200 <= length <= 200
     assert affinity.find(text(5, 300)) is None
     assert affinity.find(head[: MIN_SHARED - 1]) is None
@@ -36,7 +36,7 @@ def test_only_so_much_is_remembered():
 
 
 class Engine:
-    """Finishes what it is given when it is told to."""
+    """Finishes all of its requests when a test calls finish()."""
 
     def __init__(self) -> None:
         self.alive = self.up = True
@@ -64,7 +64,7 @@ def went_to(engines: list[Engine]) -> dict[str, int]:
 
 
 def rounds(keeps_prefixes: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """The engines of 12 chats in their first turn and, in another order, in their second."""
+    """Returns the engines of 12 chats in their first turn and, in another order, in their second turn."""
     engines = [Engine() for _ in range(4)]
     router = Router(engines, keeps_prefixes)
     chats = {f"{i}": text(i, 300) for i in range(12)}

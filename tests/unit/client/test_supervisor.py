@@ -1,4 +1,4 @@
-"""A supervisor over fake children: every request, question and end comes to its conclusion."""
+"""A supervisor over fake children: every request, question and close is completed."""
 
 import itertools
 import queue
@@ -27,7 +27,7 @@ QUICK = RestartPolicy(most=3, first_s=0.01, longest_s=0.02, hang_s=0.1)
 
 
 class FakeChild:
-    """A child under the control of a test; the methods in front are those of Child."""
+    """A child that a test controls. The first methods are those of Child."""
 
     def __init__(self, config, listener, number):
         self.config, self.listener, self.pid = config, listener, number
@@ -66,7 +66,7 @@ class FakeChild:
     def end(self):
         self.die("SIGKILL")
 
-    # The controls of a test.
+    # Methods for a test.
 
     def start(self):
         self.ready.set_result(None)
@@ -80,7 +80,7 @@ class FakeChild:
             self.listener.on_exit(self)
 
     def got(self, *kinds):
-        """The next messages; a submit is its request's id."""
+        """Receives the next messages. Returns their arguments; for a submit, the id of its request."""
         found = []
         for kind in kinds:
             message = self.sent.get(timeout=60)
@@ -98,7 +98,7 @@ class FakeChild:
 
 
 class World:
-    """A supervisor, its children as they come, and what was told."""
+    """A supervisor, the children that it starts, and what it told its callers."""
 
     def __init__(self, policy=QUICK, adapters=(), clock=time.monotonic):
         self.children = queue.SimpleQueue()
@@ -151,7 +151,7 @@ def test_requests_of_a_child_that_dies_go_to_the_next_one(world):
     first.die()
     second = world.child()
     assert second.got("submit", "submit") == ["b", "c"]
-    second.emit("a", 6)  # its caller has the output already
+    second.emit("a", 6)  # the caller has the output already
     second.emit("b", 7)
     assert world.end_of("b").token_ids == (7,)
     assert world.supervisor.heartbeat == Heartbeat(2, True, None, None, 1)
@@ -203,7 +203,7 @@ def test_the_limit_of_restarts_ends_everything():
     for call in (lambda: world.submit("b"), lambda: world.supervisor.call("load_prefix", "x")):
         with pytest.raises(EngineClosedError, match="4 times in a row"):
             call()
-    assert world.supervisor.stats().restarts == 3  # monitors go on: it is not closed
+    assert world.supervisor.stats().restarts == 3  # the supervisor is not closed, so monitors can still ask
     world.supervisor.end()
 
 
@@ -233,7 +233,7 @@ def test_nobody_waits_for_more_tries_where_the_file_is_gone():
     assert gave_up("the engine process ended, and no other one can start: x.gguf does not exist")
     assert world.supervisor.outage.retry_in_s == AGAIN.retry_s
     pass_time(world, AGAIN.retry_s)
-    child = world.child()  # it is there again
+    child = world.child()  # the file is there again
     world.submit("b")
     assert child.got("submit") == ["b"]
     world.supervisor.end()
@@ -299,7 +299,7 @@ def test_an_abort_is_told_where_the_request_is(world):
     child.got("submit")
     world.supervisor.abort(["a", "unknown"])
     assert child.got("abort") == [("a",)]
-    child.die()  # before it answered
+    child.die()  # the child has not answered the abort
     assert world.end_of("a").finish_reason is FinishReason.ABORT
     loading = world.child(started=False)
     world.submit("b")
@@ -320,7 +320,7 @@ def test_an_end_at_any_time_leaves_nothing(when):
         world.submit("a")
     if when == "dead":
         child.die()
-        world.child().die()  # the next one waits
+        world.child().die()  # the next child starts after 600 s
         until(lambda: not world.supervisor.up)
     world.supervisor.ask_to_end()
     world.supervisor.wait(time.monotonic() + PATIENCE_S)
@@ -397,7 +397,7 @@ def test_the_router_keeps_the_figures_of_a_member_that_is_gone_and_sends_nothing
     one.up = False
     router.submit([Request(str(number), (1,)) for number in range(4)], lambda outputs: None)
     assert (one.given, other.given) == (0, 4)
-    other.up = False  # both are down: the one that is alive has to do
+    other.up = False  # both are down, so one that is alive must do
     router.submit([Request(str(number), (1,)) for number in range(4, 8)], lambda outputs: None)
     assert (one.given, other.given) == (4, 4)
     one.alive = False
@@ -446,7 +446,7 @@ def test_what_no_child_had_begun_goes_to_another_instance():
 
 
 def test_an_abort_reaches_a_request_that_is_moving():
-    """It had left one engine, and the next had not taken it in."""
+    """The request has left one engine, and the next engine has not accepted it."""
 
     class Member:
         alive = up = True
@@ -454,7 +454,7 @@ def test_an_abort_reaches_a_request_that_is_moving():
 
         def submit(self, requests, sink, *, stream=False):
             router.abort(["a"])
-            self.aborted = ()  # that came too early
+            self.aborted = ()  # the abort came too early
 
         def abort(self, request_ids):
             self.aborted += tuple(request_ids)
@@ -471,7 +471,7 @@ def test_an_abort_reaches_a_request_that_is_moving():
     assert told[0].finished.error == "why"
 
 
-# Giving up is not for ever.
+# A supervisor that gave up tries again later.
 
 
 AGAIN = replace(QUICK, retry_s=10.0, longest_s=30.0, first_s=0.0)
@@ -519,7 +519,7 @@ def test_another_child_is_started_after_a_pause_without_a_call():
     assert child.got("submit", "submit") == ["b", "c"]
     child.emit("b", 5)
     assert world.end_of("b").token_ids == (5,)
-    child.die()  # counts from one again
+    child.die()  # the count of deaths begins at one again
     child = world.child()
     assert child.got("submit") == ["c"]
     child.emit("c", 6)
@@ -547,8 +547,8 @@ def test_what_kills_each_child_fails_fast_and_the_pauses_grow():
     for number, next_s in enumerate((20.0, 30.0, 30.0)):
         pass_time(world, wait_s)
         child = world.child(started=False)
-        world.submit(str(number))  # it waits for the child
-        child.die()  # one child, not four
+        world.submit(str(number))  # the request waits for the child
+        child.die()  # one death is enough now, not four
         assert f"{5 + number} times in a row" in world.end_of(str(number)).error
         until(lambda: world.supervisor.outage is not None)
         with pytest.raises(EngineClosedError, match=f"another one is started in {next_s:.0f} s"):
@@ -575,7 +575,7 @@ def test_a_router_uses_the_one_that_gave_up_once_another_child_is_there():
     router = Router([world.supervisor for world in worlds])
     told = queue.SimpleQueue()
     router.submit([Request("x", (1,))], told.put)
-    assert second.got("submit") == ["x"]  # it goes to the one that is up
+    assert second.got("submit") == ["x"]  # the request goes to the engine that is up
     pass_time(worlds[0], 10.0)
     child = worlds[0].child()
     router.submit([Request("y", (1,))], told.put)
@@ -608,7 +608,7 @@ def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
     world.supervisor.end()
 
 
-# Errors on the way.
+# Errors while something is sent.
 
 
 def ends_of(world, n):

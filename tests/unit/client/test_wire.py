@@ -45,7 +45,7 @@ def across(*message):
 @pytest.mark.parametrize(
     "given",
     [
-        {},  # with its random seed, so that a retry draws the same
+        {},  # the random seed is sent, so that a retry draws the same tokens
         {"params": SamplingParams(repetition_penalty=1.1, presence_penalty=-1.0, frequency_penalty=0.5)},
         {"params": SamplingParams(logit_bias={7: -1.5, 3: 2.0}, allowed_token_ids=[5, 1])},
         {"params": SamplingParams(stop="\ud800")},
@@ -102,7 +102,7 @@ def test_outputs_and_logprobs_cross_unchanged():
 
 
 def test_many_logprobs_cross_as_few_values():
-    """What reads a message makes an object of each value in one call, during which no other thread runs."""
+    """The reader makes all objects of a message in one call, during which no other thread runs."""
     place = {i: Logprob(-0.5 * i, i, f"t{i}") for i in range(1, 1025)}
     completion = CompletionOutput(0, "", (1,) * 50, FinishReason.LENGTH, logprobs=FlatLogprobs([place] * 50))
     output = SequenceOutput("r", (), "", RequestOutput("r", None, (1,), (completion,)))

@@ -1,4 +1,4 @@
-"""Batches of every kind: read as rows, and returned as they came, with more columns."""
+"""Batches of every kind are read as rows, and come back in the same kind with more columns."""
 
 import sys
 import types
@@ -47,7 +47,7 @@ def generate():
 
 
 def plain(batch):
-    """Columns as lists of Python's values; None for every kind of null."""
+    """Returns columns as lists of Python's values, with None for every kind of null."""
     opened = open_batch(batch)
     return {name: [row[name] for row in rows_of(opened, opened.names)] for name in opened.names}
 

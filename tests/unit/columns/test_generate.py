@@ -1,4 +1,4 @@
-"""Generate: prompts of rows, their seeds, and what becomes of them; with a FakeLLM."""
+"""Generate over a FakeLLM: the prompts and seeds of rows, and their results."""
 
 import pickle
 import threading
@@ -274,7 +274,7 @@ def test_an_llm_that_was_given_stays_open_and_the_generate_is_closed():
 
 
 def test_a_dead_engine_is_an_error_of_the_call_and_the_next_call_makes_another():
-    """Else a framework would keep a batch of errors in place of trying it again."""
+    """Otherwise a framework would keep a batch of errors instead of trying it again."""
 
     class Dying(FakeLLM):
         def stats(self):

@@ -1,4 +1,4 @@
-"""compat.Llama over a FakeLLM: its dictionaries, what of its arguments reaches a request, and what is refused."""
+"""compat.Llama over a FakeLLM: its dictionaries, the arguments that reach a request, and those that are refused."""
 
 import json
 import pickle
@@ -28,7 +28,7 @@ def llama(answers="one two three four", **changed):
 
 
 def params_of(call, **changed):
-    """The SamplingParams of the request that a call makes."""
+    """Returns the SamplingParams of the request that a call makes."""
     made, fake = llama(**changed)
     call(made)
     return fake.requests[-1].params
@@ -198,7 +198,7 @@ def test_penalties_see_the_last_tokens_of_the_output_alone():
         assert not params_of(lambda m: m("Count", repeat_penalty=1.5), last_n_tokens_size=last_n).penalised
     params = params_of(lambda m: m("Count", presence_penalty=3, repeat_penalty=2.0, logit_bias={1: 2}))
     assert (params.presence_penalty, params.repetition_penalty, params.biases) == (0, 1, ())
-    biases, penalties = params.processors  # in llama.cpp a bias comes first, too
+    biases, penalties = params.processors  # as in llama.cpp, the bias comes first
     assert isinstance(biases, Biases)
     assert penalties([0, 0], np.array([8.0, 1.0], np.float32)).tolist() == [8.0 / 2 - 3, 1.0]
     with pytest.raises(SamplingError, match="presence_penalty is nan"):
@@ -244,7 +244,7 @@ def test_processors_and_criteria_see_the_prompt_too():
 
 
 class Foreign:
-    """As llama_cpp.LlamaGrammar holds its text."""
+    """Has its text in the attribute of llama_cpp.LlamaGrammar."""
 
     _grammar = 'root ::= "yes"'
 

@@ -1,4 +1,4 @@
-"""compat.vllm over a FakeLLM: vLLM's names and defaults, what of its arguments reaches a request, what is refused."""
+"""compat.vllm over a FakeLLM: vLLM's names and defaults, arguments that reach a request, and those that are refused."""
 
 import dataclasses
 import importlib.util
@@ -34,7 +34,7 @@ def over(answers="one two three four", fake=None, **changed):
 
 
 def params_of(params, **changed):
-    """The parameters of the engine for a prompt with these of vLLM."""
+    """Returns the engine's parameters for a prompt with these parameters of vLLM."""
     made, fake = over(**changed)
     made.generate("Count", params)
     return fake.requests[-1].params
@@ -52,7 +52,7 @@ def test_each_option_of_vllm_is_taken_warned_of_or_refused():
 def test_each_flag_of_the_engine_is_an_option():
     known = {*options.TAKEN, *options.IGNORED, *options.REFUSED, *options.OWN}
     rows = [row for row in read_rows() if row.program == VLLM]
-    first = next(i for i, row in enumerate(rows) if "--tokenizer" in row.names)  # those of the server stand before
+    first = next(i for i, row in enumerate(rows) if "--tokenizer" in row.names)  # the server's flags come first
     flags = {name for row in rows[first:] for name in row.names if name.startswith("--")}
     aside = {"--allow-deprecated-quantization", "--data-parallel-multi-port-external-lb"}
     supervisor = {name for name in flags if "supervisor" in name}

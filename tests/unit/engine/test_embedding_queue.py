@@ -1,4 +1,4 @@
-"""Which texts go through the model together."""
+"""The texts that go through the model together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms, what they cost in exactness, and figures that add up and cross the wire."""
+"""Histograms and how exact they are; figures that add up and can be sent to another process."""
 
 import itertools
 import math
@@ -61,7 +61,7 @@ def test_percentiles_of_nothing():
 
 
 def any_stats(start: int) -> EngineStats:
-    """Each figure another one."""
+    """Returns stats in which all figures differ."""
     kinds = {f.name: isinstance(f.default, Histogram) for f in fields(EngineStats)}
     values = {name: start + i for i, (name, is_histogram) in enumerate(kinds.items()) if not is_histogram}
     seconds = {
@@ -83,7 +83,7 @@ def test_figures_add_up_and_go_back():
     assert both.ttft_s == a.ttft_s + b.ttft_s
     later = both.since(a)
     assert (later.generated_tokens, later.ttft_s.counts) == (b.generated_tokens, b.ttft_s.counts)
-    assert (later.running, later.kv_cells) == (both.running, both.kv_cells)  # of now
+    assert (later.running, later.kv_cells) == (both.running, both.kv_cells)  # the state of now
     assert both.longest == later.longest == b.longest > a.longest
 
 
@@ -95,7 +95,7 @@ def test_an_engine_that_is_gone_has_counts_only():
 
 
 class Guesser:
-    """Guesses, mostly right ones."""
+    """Proposes draft tokens: a right one, then mostly a wrong one."""
 
     is_free = True
 
@@ -107,7 +107,7 @@ class Guesser:
 @pytest.mark.parametrize("no_room_every", [0, 7])
 def test_a_scheduler_counts_what_its_outputs_tell(name, no_room_every):
     """Every gap between tokens, every first token and every wait is in the histograms, also across preemptions."""
-    guesses = bool(no_room_every) == bool([*POLICIES].index(name) % 2)  # each pair of the three
+    guesses = bool(no_room_every) == bool([*POLICIES].index(name) % 2)  # each pair of values of the three occurs
     rng = random.Random(f"{name} {guesses}")
     limits = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
     decoder = SpecDecoder(Guesser(), limits, 4, 512, True) if guesses else None
@@ -128,7 +128,7 @@ def test_a_scheduler_counts_what_its_outputs_tell(name, no_room_every):
     assert told.ttft_s.count == len(timings)
     assert told.ttft_s.sum_s == pytest.approx(sum(t.ttft_s for t in timings), abs=1e-9)
     assert told.queue_s.count == len(timings)
-    assert told.queue_s.sum_s <= sum(t.queued_s for t in timings)  # asked a moment later
+    assert told.queue_s.sum_s <= sum(t.queued_s for t in timings)  # the timings are taken a moment later
     if no_room_every and name in ("batched", "static"):
         assert scheduler.num_preemptions > 0
 
@@ -136,4 +136,4 @@ def test_a_scheduler_counts_what_its_outputs_tell(name, no_room_every):
 def test_figures_are_shown_where_there_are_some():
     assert repr(EngineStats()) == "EngineStats()"
     stats = EngineStats(submitted=3, queue_s=Histogram((2, *(0,) * len(LIMITS_S)), 0.25))
-    assert repr(stats) == "EngineStats(submitted=3, queue_s=Histogram(count=2, sum_s=0.25))"
+    assert repr(stats) == "EngineStats(submitted=3, queue_s=Histogram(count=2, sum=0.25))"

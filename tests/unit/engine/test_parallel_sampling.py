@@ -19,7 +19,7 @@ PROMPT = tuple(range(1, 51))
 
 
 def run(request: Request, abort_after: int | None = None):
-    """All pieces of a request with some company, and how many prompt tokens were copied."""
+    """Runs a request beside another one. Returns all of its pieces, and the number of copied prompt tokens."""
     fans, scheduler, runner = ParallelSampling(), Scheduler(POLICIES["batched"], LIMITS), FakeModelRunner(LIMITS)
     for each in [*fans.split(request), Request("company", (5, 6, 7), SamplingParams(max_tokens=20))]:
         scheduler.add(Sequence(each, VOCABULARY, 512))

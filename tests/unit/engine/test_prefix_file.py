@@ -25,7 +25,7 @@ def prefix_path(tmp_path_factory):
 
 
 def sealed(path, header, body=None, length=None):
-    """A file with this header, right as far as its checksum goes."""
+    """Writes a file with this header and a right checksum. Returns its path."""
     header = header if isinstance(header, bytes) else json.dumps(header).encode()
     body = struct.pack("<40i", *PREFIX.token_ids) + PREFIX.state if body is None else body
     data = b"LLAMABATCH KV 1\n" + struct.pack("<I", len(header) if length is None else length) + header + body

@@ -1,4 +1,4 @@
-"""What headers say is kept, and believed only as long as the files are the same."""
+"""What the headers of files say is stored, and trusted only while the files are the same."""
 
 import json
 

@@ -18,7 +18,7 @@ from llamabatch.testing.fake_client import FakeClient
         ([], [1, 7], (1, 7)),
     ],
 )
-@pytest.mark.parametrize("around", [[], [1], [1, 2]])  # what the vocabulary puts around a text
+@pytest.mark.parametrize("around", [[], [1], [1, 2]])  # ids that the vocabulary puts around a text
 def test_ids_behind_others_have_no_bos_of_their_own(around, before, ids, wanted):
     client = FakeClient(EngineConfig.from_options("fake", {}), Script(None, None, None, None, None))
     client.model.tokenize = lambda text: around

@@ -1,13 +1,15 @@
-"""A name of vLLM's or llama_cpp's that is not here: the error says what there is in its place."""
+"""A name of vLLM or llama_cpp that does not exist here: the error says what replaces it."""
 
 import copy
 import importlib
 import pickle
+from functools import partial
 
 import pytest
 
 import llamabatch
-from llamabatch import LLM, AsyncLLM, RequestOutput
+from llamabatch import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams
+from llamabatch.errors import InputError
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
 from llamabatch.utils.other_names import MODULES, OF_LLM, OF_OUTPUT, OF_PACKAGE
 
@@ -66,3 +68,14 @@ def test_what_the_advice_names_is_there():
                 assert hasattr(importlib.import_module(text.split()[0]), name), name
             if text.endswith(" has its names"):
                 importlib.import_module(text.split()[0])
+
+
+def test_an_error_has_the_name_that_was_given_beside_ours():
+    for make, given, ours in (
+        (partial(EngineConfig, "tiny"), "max_model_len", "n_ctx"),
+        (SamplingParams, "n_predict", "max_tokens"),
+    ):
+        with pytest.raises(InputError, match=rf"^{given} \(here {ours}\) is -5; give a whole number"):
+            make(**{given: -5})
+        with pytest.raises(InputError, match=f"^{ours} is -5; give"):
+            make(**{ours: -5})

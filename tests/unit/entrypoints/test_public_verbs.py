@@ -9,9 +9,9 @@ from llamabatch import LLM, AsyncLLM, EngineError
 from llamabatch.chat.options import ChatKeywords, chat_options
 from llamabatch.testing import FakeLLM
 
-# Only for a caller that waits on a terminal.
+# Parameters for a caller that waits on a terminal.
 ONLY_SYNC = {"progress"}
-# The life of an engine on an event loop.
+# Methods for the life of an engine on an event loop.
 ONLY_ASYNC = {"load", "aclose"}
 
 
@@ -20,7 +20,7 @@ def verbs(front):
 
 
 def parameters(function):
-    """Name, kind and default of each parameter; the annotations are the type checker's."""
+    """Returns name, kind and default of each parameter. Annotations are left to the type checker."""
     found = inspect.signature(function).parameters.values()
     return [(p.name, p.kind, p.default) for p in found if p.name not in ONLY_SYNC]
 
@@ -32,7 +32,7 @@ def test_the_names_are_the_same():
 @pytest.mark.parametrize("name", [*sorted(verbs(LLM)), "__init__"])
 def test_the_parameters_are_the_same(name):
     ours, theirs = getattr(LLM, name), inspect.getattr_static(AsyncLLM, name)
-    if isinstance(ours, property):  # of the engine: asked for without arguments
+    if isinstance(ours, property):  # in AsyncLLM it may be a method without arguments
         assert isinstance(theirs, property) or parameters(theirs) == parameters(ours.fget)
         return
     assert parameters(ours) == parameters(getattr(AsyncLLM, name))

@@ -1,4 +1,4 @@
-"""Tools in every verb: what a call gets, streamed and whole, and what is refused."""
+"""Tools in every verb: the calls that come back, streamed and whole, and what is refused."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=200, seed=1)
 
 
 def joined(pieces):
-    """Text and calls of the pieces of a stream, by continuation."""
+    """Returns the text and the calls of a stream's pieces, by continuation."""
     texts, calls = {}, {}
     for piece in pieces:
         texts[piece.index] = texts.get(piece.index, "") + piece.text
@@ -125,7 +125,7 @@ def test_the_same_seed_and_prompt_give_the_same_ids():
 
 
 def test_a_conversation_goes_on_after_a_call():
-    """The answer of a tool, with the call before it, is in the next prompt, also where the template knows no tools."""
+    """The answer of a tool, and the call before it, are in the next prompt, even if the template knows no tools."""
     with FakeLLM(answers=[CALL, "Rain.", CALL, "Rain."]) as llm:
         for template in (None, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"):
             [out] = llm.chat(ASKED, GREEDY, tools=TOOLS, chat_template=template)
@@ -243,7 +243,7 @@ def test_a_form_beside_tools_is_of_answers_that_do_not_call():
         assert (call.text, [each.name for each in call.tool_calls]) == ("", ["weather"])
     with FakeLLM(answers="{}") as llm:
         assert llm.chat(ASKED, form, tools=TOOLS, tool_choice="none")[0].text == "{}"
-    with FakeLLM(answers=CALL) as llm:  # a call that must come is in no form
+    with FakeLLM(answers=CALL) as llm:  # the answer's format does not bind a required call
         [out] = llm.chat(ASKED, form, tools=TOOLS, tool_choice="required")
         assert [each.name for each in out.tool_calls] == ["weather"]
 
@@ -261,7 +261,7 @@ def test_a_grammar_beside_tools_is_refused():
 
 @pytest.mark.parametrize("thought", ["<think>\nHm, weather.\n</think>\n\n", "<think>\n\n</think>\n\n"])
 def test_calls_come_behind_the_thinking(thought):
-    """A call within the thinking is none; the streamed parts make up the whole."""
+    """A call within the thinking does not count. The streamed parts add up to the whole."""
     template = f'{{# <tool_call> arguments "name" </think> #}}{HERMES}'
     written = thought.replace("Hm", f"Hm <tool_call>{CALL}</tool_call>") + f"So:<tool_call>\n{CALL}\n</tool_call>"
     with FakeLLM(answers=written) as llm:

@@ -125,7 +125,7 @@ def test_another_version_on_the_server_replaces_ours(server, etag):
 
 def test_an_interrupted_download_goes_on_where_it_ended(server):
     server.etags["/m.gguf"], server.break_after = '"v1"', 1_000_000
-    path = download(f"{server.url}/m.gguf")  # four connections, each of which breaks but the last
+    path = download(f"{server.url}/m.gguf")  # four connections; all but the last one break
     assert path.read_bytes() == DATA
     assert ranges(server) == [None, *(f"bytes={n}000000-" for n in (1, 2, 3))]
 
@@ -139,7 +139,7 @@ def test_the_next_call_goes_on_after_the_server_has_gone(server, monkeypatch):
     assert cached_models() == []
     monkeypatch.setattr(module, "reachable", lambda url: True)
     server.break_after = None
-    server.extra["X-Linked-Etag"] = f'"{hashlib.sha256(DATA).hexdigest()}"'  # also of what was there before
+    server.extra["X-Linked-Etag"] = f'"{hashlib.sha256(DATA).hexdigest()}"'  # includes the first call's bytes
     assert download(f"{server.url}/m.gguf").read_bytes() == DATA
     assert ranges(server)[-1] == "bytes=500000-"
 
@@ -256,7 +256,7 @@ def test_a_full_disk_is_known_before_the_download(server, monkeypatch):
 
 def test_without_the_server_the_copy_is_used_and_else_the_message_is_quick(server, monkeypatch):
     path = download(f"{server.url}/m.gguf")
-    server.code = 403  # a signature has run out
+    server.code = 403  # for example, the signature of an address has expired
     assert download(f"{server.url}/m.gguf") == path
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

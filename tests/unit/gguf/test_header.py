@@ -1,4 +1,4 @@
-"""The walk over a GGUF header: what it gives, that it agrees with gguf-py, and that nothing gets past its bounds."""
+"""The reader of GGUF headers: what it returns, that it agrees with gguf-py, and that its bounds hold."""
 
 import contextlib
 import struct
@@ -102,7 +102,7 @@ def test_the_parts_of_a_split_model_come_together(tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
         (b"\n<!DOCTYPE html><html>", "page of a web site"),
         (b"GGUF", "truncated: it has 4 bytes"),
-        (file(magic=b"FUGG"), "starts with b'FUGG'"),
+        (file(magic=b"FUGG"), "starts with 'FUGG', not 'GGUF'"),
         (file(version=1), "is GGUF version 1; allowed are 2 and 3"),
         (file(version=3 << 24), "big-endian order"),
         (file(pairs=2**40), "claims 0 tensors and 1099511627776 values; allowed are"),

@@ -63,7 +63,7 @@ def test_removing_one_leaves_the_others(cache):
     models = cached_models()
     repo = cache / "models--Qwen--Qwen-GGUF"
     assert remove(find("hf:Qwen/Qwen-GGUF:Q4_K_M", models)) == 5
-    assert not list(repo.rglob("*Q4_K_M*"))  # of both snapshots
+    assert not list(repo.rglob("*Q4_K_M*"))  # gone from both snapshots
     assert {blob.read_bytes() for blob in (repo / "blobs").iterdir()} == {b"GGUF22", b"GGUFold", b"x"}
     assert [model.name for model in cached_models()] == [m.name for m in models if "Q4_K_M" not in m.name]
     remove(find("big/model", models))

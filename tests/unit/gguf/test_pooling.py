@@ -24,7 +24,7 @@ ENCODER = {"general.architecture": "bert", "bert.attention.causal": "false"}
         (ENCODER, [DENSE, HEAD], "rank"),
         (ENCODER, [DENSE_ONE], "rank"),
         (ENCODER | {"bert.attention.causal": "true"}, [HEAD], "mean"),
-        (ENCODER | {"bert.pooling_type": "0"}, [], "mean"),  # "none": the program decides
+        (ENCODER | {"bert.pooling_type": "0"}, [], "mean"),  # 0 is "none": the program decides
         (ENCODER | {"bert.pooling_type": "0"}, [HEAD], "rank"),
         (ENCODER | {"bert.pooling_type": "1"}, [HEAD], "mean"),
         (ENCODER | {"bert.pooling_type": "2"}, [], "cls"),

@@ -1,4 +1,4 @@
-"""Names on the hub: which file they mean, and what is said when they mean none. Nothing here asks the network."""
+"""Names on the hub: the files that they mean, and the error if they mean none. Nothing here uses the network."""
 
 import socket
 import sys
@@ -30,7 +30,7 @@ NAMES = [
 
 @pytest.fixture
 def online(monkeypatch, tmp_path):
-    """A hub that answers; the list it returns fills with what was downloaded."""
+    """Makes the hub answer. Returns a list to which each download is added."""
     fetched = []
 
     def download(repo_id, name, *, revision, cache_dir):

@@ -16,7 +16,7 @@ def raw(text):
 
 
 def value(item):
-    """A value by its Python type: int as uint32, (form, number) as that, lists as arrays of int32, float32 or texts."""
+    """Packs a value by its Python type: int as uint32, (form, number) in this form, lists as int32, float32, texts."""
     if isinstance(item, (str, bytes)):
         return struct.pack("<I", 8) + raw(item)
     if isinstance(item, list):
@@ -48,7 +48,10 @@ TENSORS = {"token_embd.weight": (8, 5), "blk.0.attn_q.weight": (8, 8), "blk.1.at
 
 
 def write(path, changes=None, tensors=None, move=0, cut=0, kind=0):
-    """A file of F32 tensors; `move`: of the last one's offset, `kind`: type of the second, `cut`: bytes missing."""
+    """Writes a file of F32 tensors.
+
+    `move` is added to the last tensor's offset. `kind` is the second one's type. `cut` is the number of missing bytes.
+    """
     values = {key: item for key, item in (VALUES | (changes or {})).items() if item is not None}
     shapes = TENSORS if tensors is None else tensors
     infos, data = b"", b""
@@ -77,7 +80,7 @@ def write(path, changes=None, tensors=None, move=0, cut=0, kind=0):
         {"tokenizer.ggml.padding_token_id": 99, "tokenizer.ggml.bos_token_id": 2**32 - 1},
         {"tokenizer.ggml.tokens": None, "tokenizer.ggml.model": "none", "llama.vocab_size": 5},
         {"llama.rope.scaling.type": "yarn"},
-        {"llama.pooling_type": 2**32 - 1},  # llama_model_save_to_file writes it
+        {"llama.pooling_type": 2**32 - 1},  # llama_model_save_to_file writes this value
         {"llama.expert_count": 8, "llama.expert_used_count": [2, 4], "llama.expert_group_count": 2,
          "llama.expert_group_used_count": 1},
         {"llama.block_count": 3, "llama.nextn_predict_layers": 1},

@@ -1,4 +1,4 @@
-"""The expected time and cost of a job: ranges that hold, and nothing where nothing was measured."""
+"""The expected time and cost of a job: ranges that are right, and no estimate where nothing was measured."""
 
 import math
 from types import SimpleNamespace

@@ -41,7 +41,7 @@ from tests.unit.jobs_fakes import FakeClient, finished
 
 @pytest.fixture
 def engines(monkeypatch):
-    """(engines that the next runs get before sound ones, those that were made)."""
+    """Returns (engines that the next runs get before sound ones, all engines that runs got)."""
     waiting, made = [], []
 
     def connect(config):
@@ -83,7 +83,7 @@ def test_an_engine_that_is_gone_leaves_what_had_finished_and_the_next_run_does_t
     ("content", "n_bad"), [(b"", 0), (b"\n\n", 0), (b"no JSON\n[]\n{}\n", 3)], ids=["empty", "blank", "bad"]
 )
 def test_without_a_row_to_run_no_engine_starts(content, n_bad, order, tmp_path, engines):
-    pipe = (order == "input") == bool(content)  # each pair of the three
+    pipe = (order == "input") == bool(content)  # each pair of values of the three variables occurs
     given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
     if pipe:
         os.mkfifo(given)
@@ -109,8 +109,27 @@ def test_an_engine_starts_for_the_first_row_that_is_good(tmp_path, engines):
     assert (counts.ok, counts.failed, numbers(out), len(engines[1])) == (2, 3, [0, 1, 2, 3, 4], 1)
 
 
+def test_answers_that_end_before_their_form_are_named(tmp_path):
+    class Said(Silent):
+        def __init__(self):
+            self.texts = []
+
+        def say(self, text):
+            self.texts.append(text)
+
+    def told(**params):
+        progress = Said()
+        params = SamplingParams(structured_outputs={"choice": ["blue, blue, blue, blue"]}, **params)
+        given, out = source(tmp_path, 3), str(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl")
+        run(Settings(given, out, "tiny", reading=ReadOptions(params=params), engine={"n_ctx": 64}), progress)
+        return [text for text in progress.texts if "form" in text]
+
+    assert told(max_tokens=2) == ["3 answers reached max_tokens or n_ctx before the form was complete"]
+    assert told(max_tokens=40) == []
+
+
 def test_rows_that_were_done_need_no_engine(tmp_path, engines, monkeypatch):
-    """Killed after the last row was written, before the manifest said that the job had ended."""
+    """The job is killed after the last row is written, but before the manifest says that the job has ended."""
     out = tmp_path / "out.jsonl"
     settings = Settings(source(tmp_path, 10), str(out))
     manifest = tmp_path / "out.jsonl.job.json"
@@ -170,7 +189,7 @@ def test_a_larger_limit_goes_on_and_a_smaller_one_is_refused(tmp_path, engines):
     again = run(Settings(source(tmp_path), str(out)))
     assert (again.counts.done_before, again.counts.ok, again.exit_code, len(made)) == (300, 0, 0, 3)
     assert json.loads((tmp_path / "out.jsonl.job.json").read_text())["earlier"] == []
-    with pytest.raises(ConfigError, match="limit: None, now 150"):
+    with pytest.raises(ConfigError, match="limit: nothing, now 150"):
         limited(150)
 
 
@@ -278,7 +297,7 @@ def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(why, orde
 
     out = tmp_path / "out.jsonl"
     command = ["run", source(tmp_path), str(out), "--order", order]
-    monkeypatch.setattr(job, "Files", functools.partial(Files, patience_s=0))  # no wait for room
+    monkeypatch.setattr(job, "Files", functools.partial(Files, patience_s=0))  # without a wait for free disk space
     with monkeypatch.context() as patch:
         patch.setattr(Files, "_system", failing)
         stopped = CliRunner().invoke(cli, command)
@@ -287,7 +306,7 @@ def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(why, orde
     assert "run the same command again" in " ".join(stopped.output.split())
     assert made[0].closed
     assert CliRunner().invoke(cli, command).exit_code == 0
-    assert len(made[1].requests) < 300  # those on the disk are not computed again
+    assert len(made[1].requests) < 300  # rows on the disk are not computed again
     assert sorted(numbers(out)) == list(range(300))
 
 
@@ -410,9 +429,9 @@ WRITERS = {"in.csv": write_csv, "in.jsonl.gz": write_gz}
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("n", [300, 20_000])  # less than a buffer holds, and more than all of them do
+@pytest.mark.parametrize("n", [300, 20_000])  # fewer rows than one buffer holds, and more than all buffers hold
 def test_rows_that_cannot_be_counted_are_estimated_from_those_that_were_read(name, n, tmp_path):
-    random_lengths = (name == "in.csv") == (n == 300)  # each pair of the three
+    random_lengths = (name == "in.csv") == (n == 300)  # each pair of values of the three variables occurs
     WRITERS[name](tmp_path / name, texts(n, random.Random(0) if random_lengths else None))
     found = find([tmp_path / name])
     reader, total = read(found), Total(found, ReadOptions())
@@ -455,7 +474,7 @@ def test_a_stream_has_the_limit_as_its_total_and_none_without(tmp_path):
 
 
 class Listener(Silent):
-    """A Progress that keeps each standing of the first seconds."""
+    """A Progress that stores each standing."""
 
     def __init__(self):
         self.seen = []
@@ -524,7 +543,7 @@ SCHEMA = {"type": "object", "properties": {"label": {"type": "string"}, "score":
 
 
 class JsonClient(FakeClient):
-    """Every third answer is cut, every fifth row fails."""
+    """Cuts every third answer, and fails every fifth row."""
 
     def _finish(self, held):
         with self._lock:
@@ -624,9 +643,7 @@ def test_the_number_of_equal_errors_at_the_start(bad, most, stops, tmp_path, eng
     given.write_text("".join(json.dumps({"prompt": i if i in bad else f"prompt {i}"}) + "\n" for i in range(300)))
     settings = Settings(str(given), str(out), max_start_errors=most)
     if stops:
-        with pytest.raises(
-            JobStoppedError, match=rf"its first {most} rows all end with the same error, as .*prompt is 0"
-        ):
+        with pytest.raises(JobStoppedError, match=rf"its first {most} rows all end with the same error. .*prompt is 0"):
             run(settings)
         assert numbers(out) == []
         settings = replace(settings, max_start_errors=0)
@@ -657,7 +674,7 @@ def test_a_job_that_has_a_good_row_already_does_not_stop(tmp_path, engines):
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_fields_beside_a_template_are_data_and_the_id_is_the_tables_own(kind, tmp_path, engines):
-    """Of a data set: its `n`, `seed` and `stop` are columns like others, unless --params-from names them."""
+    """The columns `n`, `seed` and `stop` of a data set are columns like others, unless --params-from names them."""
     _, made = engines
     given, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
     records = [
@@ -680,7 +697,7 @@ def test_fields_beside_a_template_are_data_and_the_id_is_the_tables_own(kind, tm
     assert {request.params.n for request in made[-1].requests} == {1}
     told = CliRunner().invoke(cli, [*command, "--keep", "all", "--params-from", "n"])
     assert told.exit_code == 2
-    assert "params_from: " in told.output  # another job
+    assert "params_from: " in told.output  # other options make another job
     out = tmp_path / "other.jsonl"
     command[2] = str(out)
     told = CliRunner().invoke(cli, [*command, "--params-from", "n"])
@@ -705,7 +722,7 @@ def test_a_table_whose_ids_come_twice_is_refused_before_anything_runs(tmp_path, 
 
 
 class _FileEvents:
-    """Opens and changes of files, by an audit hook, which stays for the life of the process."""
+    """Records opens and changes of files by an audit hook. The hook stays for the life of the process."""
 
     CHANGES = ("os.link", "os.rename", "os.remove", "os.truncate")
 
@@ -749,7 +766,7 @@ def test_before_the_first_row_each_file_is_read_and_made_once(tmp_path, engines,
             run(Settings(source(tmp_path), str(out)))
     (new_reads, new), (resumed_reads, resumed) = before
     assert (new_reads, resumed_reads) == (0, 1)
-    # manifest, sums and ahead are made under a temporary name, linked and unlinked
+    # manifest, sums and ahead are each made under a temporary name, linked and unlinked
     assert [event for event, _ in new].count("os.link") == [event for event, _ in new].count("os.remove") == 3
     assert not [event for event, _ in new + resumed if event == "os.rename"]
     assert [name for event, name in new if event == "open" and name.endswith(".ahead")] == ["out.jsonl.ahead"]
@@ -769,7 +786,7 @@ def test_rows_in_other_places_are_refused_by_force_too(order, name, tmp_path, en
     go_on(rows[:5])
     for other in ([*rows[1:3], rows[0], *rows[3:]], rows[1:], [rows[0], {"id": "new", "prompt": "b"}, *rows[1:]]):
         before = out.read_bytes()
-        for _ in range(2):  # and the next time
+        for _ in range(2):  # the second try fails, too
             with pytest.raises(
                 ConfigError, match=r"row [01] of the inputs has the id '\w+', but row [01] of .* has the id 'r[01]'"
             ):

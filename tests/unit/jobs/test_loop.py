@@ -208,7 +208,7 @@ def test_a_signal_that_is_sent_twice_is_one():
 
 
 def test_signals_are_noted_while_the_job_runs_and_raised_around_it(monkeypatch):
-    monkeypatch.setattr(interrupts, "SAME_S", 0.0)  # those of a user, one after another
+    monkeypatch.setattr(interrupts, "SAME_S", 0.0)  # as a user's signals, one after another
     stop, woken = Stop(), []
     with stop.listening():
         with stop.noted(lambda: woken.append(True)):
@@ -217,7 +217,7 @@ def test_signals_are_noted_while_the_job_runs_and_raised_around_it(monkeypatch):
         assert stop.signum == signal.SIGTERM
         assert len(woken) == 2
         with pytest.raises(KeyboardInterrupt), stop.noted(lambda: None):
-            os.kill(os.getpid(), signal.SIGINT)  # the third one
+            os.kill(os.getpid(), signal.SIGINT)  # the third signal
     early = Stop()
     with early.listening(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGHUP)

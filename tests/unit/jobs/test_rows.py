@@ -1,4 +1,4 @@
-"""The nouns of a job: what its options refuse."""
+"""The options of a job: what they refuse."""
 
 import pytest
 

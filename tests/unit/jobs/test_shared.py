@@ -1,4 +1,4 @@
-"""A job on an engine that others use, too: its tier, its share of the queue, what it leaves behind when it ends."""
+"""A job on an engine that others also use: its tier, its share of the queue, what it leaves behind when it ends."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeModel, FakeSink, finish
 
 
 class HeldClient:
-    """An engine that ends what it is told to, and takes so many requests at once."""
+    """An engine that ends requests when a test says so, and accepts at most `room` requests at once."""
 
     def __init__(self, room=10**9, max_queue=None):
         self.model = FakeModel()
@@ -158,7 +158,7 @@ def test_a_stop_leaves_nothing_in_the_engine_and_the_next_run_does_the_rest(tmp_
 
     def serve():
         while not stop:
-            if len(client.in_flight) > 1:  # one is left when it stops
+            if len(client.in_flight) > 1:  # one request is in flight when the job stops
                 client.end(1)
             time.sleep(0.001)
             if out.exists() and out.read_bytes().count(b"\n") >= 10:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import random
 import sys
 from dataclasses import replace
@@ -45,7 +46,7 @@ def test_percentiles_are_within_a_percent(scale):
     figures = Quantiles()
     figures.add_all(values)
     for percent in (1, 50, 95, 99, 100):
-        true = sorted(values)[int(percent / 100 * 4999)]
+        true = sorted(values)[max(1, math.ceil(percent / 100 * 5000)) - 1]
         assert figures.at(percent) == pytest.approx(true, rel=0.0101)
     assert (figures.n, figures.mean) == (5000, pytest.approx(sum(values) / 5000))
     assert sum(n for _, n in figures.classes()) == 5000
@@ -61,6 +62,16 @@ def test_percentiles_of_nothing_of_zero_and_of_ever_more_take_no_memory():
     for i in range(100_000):
         figures.add(i * 0.001)
     assert len(figures.classes()) < 1000
+
+
+def test_percentiles_of_few_figures_are_figures():
+    times, lengths = Quantiles(), Quantiles()
+    times.add_all((0.616, 5.2))
+    assert [times.at(p) for p in (50, 95, 99)] == pytest.approx([0.616, 5.2, 5.2], rel=0.0101)
+    lengths.add_all((1, 8, 37, 1000))
+    assert [lengths.at(p) for p in (0, 25, 50, 75)] == [1, 1, 8, 37]
+    lengths.include(times)
+    assert lengths.at(1) == pytest.approx(0.616, rel=0.0101)
 
 
 def test_counts_of_rows_and_tokens():

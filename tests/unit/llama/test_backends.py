@@ -50,7 +50,7 @@ def has(monkeypatch, flags):
     [
         (AVX512, "skylakex"),
         (AVX2, "haswell"),
-        (AVX512 - {"avx512f"}, "haswell"),  # a system that has not enabled AVX-512 lists none of it
+        (AVX512 - {"avx512f"}, "haswell"),  # a system without AVX-512 enabled lists none of its parts
         (AVX2 - {"fma"}, "sse42"),
         ({"sse2"}, "x64"),
     ],
@@ -58,7 +58,7 @@ def has(monkeypatch, flags):
 def test_the_best_variant_that_cpu_and_system_have_is_loaded(build, monkeypatch, flags, variant):
     has(monkeypatch, flags)
     assert backends.load_cpu(build.module, build.folder) == variant
-    assert build.loaded == [f"libggml-cpu-{variant}.so"]  # code of no other is mapped
+    assert build.loaded == [f"libggml-cpu-{variant}.so"]  # no other library is loaded
 
 
 def test_a_variant_that_ggml_refuses_gives_way_to_the_next(build, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_variant_that_cannot_run_here_is_refused_before_it_is_loaded(build, mo
 
 def test_where_the_system_lists_nothing_a_child_tries_and_the_verdict_is_kept(build, monkeypatch):
     has(monkeypatch, AVX512)
-    monkeypatch.setattr(backends.platform, "machine", lambda: "aarch64")  # an emulation, which shows its host's list
+    monkeypatch.setattr(backends.platform, "machine", lambda: "aarch64")  # an emulation shows the CPU list of its host
     tried = []
 
     def run_program(module, timeout_s, environment):

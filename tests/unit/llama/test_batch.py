@@ -1,4 +1,4 @@
-"""What a llama_batch says of its tokens, without llama.cpp."""
+"""The marks that a llama_batch gives its tokens, without llama.cpp."""
 
 import ctypes
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from llamabatch.scheduler.output import Call, ScheduledSpan
 
 
 class Struct(ctypes.Structure):
-    """llama_batch"""
+    """The fields of llama_batch that are filled."""
 
     _fields_ = (
         ("n_tokens", ctypes.c_int32),
@@ -41,8 +41,8 @@ def marks(struct):
 def test_tokens_of_prompts_are_marked_beside_those_that_are_outputs(marked):
     spans = (
         span(0, 4, 3, num_prompt=7),  # the end of a prompt
-        span(1, 2, 4, num_prompt=4, output=False),  # one that is computed again with what had been generated
-        span(2, 9, 1, num_prompt=5),  # generated
+        span(1, 2, 4, num_prompt=4, output=False),  # a sequence that is computed again with its generated tokens
+        span(2, 9, 1, num_prompt=5),  # a generated token
         span(3, 0, 3, num_prompt=5, prompt_rows=2, output=False),
     )
     struct, outputs = batch(marked).fill(Call(spans))

@@ -1,4 +1,4 @@
-"""GPUs as llama.cpp lists them, the ones that a config uses, and their memory without a context in a parent."""
+"""GPUs as llama.cpp lists them, the GPUs that a config uses, and their memory without a context in the parent."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine whose devices are `machine.found`; `machine.asked` has those that were asked for their memory."""
+    """A machine whose devices are `machine.found`. `machine.asked` lists the devices whose memory was asked for."""
     machine = Machine((CPU,), [])
 
     def memory_here(module, device):
@@ -67,7 +67,7 @@ def test_a_config_chooses(machine):
     assert used() == (SAME, OTHER)
     assert used(split_mode="none", main_gpu=1) == (OTHER,)
     assert used(devices="CUDA1,CUDA0", split_mode="none", main_gpu=1) == (SAME,)
-    assert used(devices=["Vulkan1"]) == (INSIDE,)  # by its name, also beside others
+    assert used(devices=["Vulkan1"]) == (INSIDE,)  # chosen by name, even beside others
     assert used(devices="none") == ()
     assert used(split_mode="row", tensor_split=(1, 1)) == (SAME, OTHER)
     assert machine.asked == []
@@ -90,7 +90,7 @@ def test_what_is_not_here_is_refused(machine, options, message):
 
 
 def test_without_gpus(machine):
-    assert used(tensor_split=(1, 1)) == ()  # as in llama.cpp, so that one script serves both
+    assert used(tensor_split=(1, 1)) == ()  # as in llama.cpp, so one script works on both machines
     with pytest.raises(ConfigError, match=r"main_gpu is 1; llama\.cpp has no GPU here"):
         used(split_mode="none", main_gpu=1)
     with pytest.raises(ConfigError, match=r"llama\.cpp has none here"):
@@ -105,7 +105,7 @@ def test_memory_is_ggmls_where_nvml_does_not_know(machine, monkeypatch):
     monkeypatch.setattr(devices.nvml, "gpus", lambda: cards)
     assert devices.memory(None, (OTHER, FAR)) == (cards[1], Gpu("host:1", 600, 1000))
     assert machine.asked == ["RPC0"]
-    monkeypatch.setattr(devices.nvml, "gpus", lambda: cards[:1])  # another number than CUDA's: not the same list
+    monkeypatch.setattr(devices.nvml, "gpus", lambda: cards[:1])  # NVML finds fewer GPUs than CUDA
     assert devices.memory(None, (OTHER,)) == (Gpu("another", 500, 1000),)
 
 
@@ -117,9 +117,9 @@ def test_a_parent_makes_no_context(machine, monkeypatch):
     assert machine.asked == []
     told.clear()  # the child failed
     assert devices.memory(None, (SAME,), computes_here=False) == (Gpu("the card", 0, 0),)
-    assert devices.memory(None, (CARD,), computes_here=False) == (Gpu("a card", 300, 1000),)  # Vulkan makes none
+    assert devices.memory(None, (CARD,), computes_here=False) == (Gpu("a card", 300, 1000),)  # Vulkan makes no context
     assert devices.memory(None, (), computes_here=False) == ()
 
 
 def test_the_child_tells_what_ggml_tells():
-    assert devices._memory_from_child() == {}  # of a build for CPUs
+    assert devices._memory_from_child() == {}  # a build for CPUs has no GPU

@@ -46,7 +46,7 @@ def test_what_the_user_has_set_stays(given, missing, monkeypatch):
         added = {name: value for name, value in os.environ.items() if name not in before}
         assert {name: os.environ[name] for name in given} == given
     assert set(added) == missing
-    assert set(os.environ) - set(before) == missing - {"GOMP_SPINCOUNT"}  # read at load; children choose anew
+    assert set(os.environ) - set(before) == missing - {"GOMP_SPINCOUNT"}  # read at load; children choose again
     if "GGML_NO_BACKTRACE" in added:
         monkeypatch.delenv("GGML_NO_BACKTRACE")
 
@@ -125,7 +125,7 @@ def test_importing_the_room_does_not_import_llama_cpp():
 
 
 def fake_binding(**changed):
-    """A binding whose structs have the fields that we use, and whose functions need no library."""
+    """Returns a binding whose structs have the fields that we use, and whose functions need no library."""
 
     def struct(name):
         return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_int) for f in abi_check._FIELDS[name]]})
@@ -168,7 +168,7 @@ def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
     ("libraries", "marker", "found"),
     [
         ("site/llama_cpp/lib", "site/llama_cpp", True),
-        ("elsewhere/llama_cpp/lib", "elsewhere/llama_cpp", True),  # named by LLAMA_CPP_LIB_PATH
+        ("elsewhere/llama_cpp/lib", "elsewhere/llama_cpp", True),  # in the folder of LLAMA_CPP_LIB_PATH
         ("built", "built", True),
         ("built", "", False),
         ("site/llama_cpp/lib", None, False),
@@ -187,7 +187,7 @@ def test_the_marker_of_a_build_stands_with_its_libraries(libraries, marker, foun
 
 @pytest.fixture
 def variants(tmp_path):
-    """A folder with a ggml-cpu library for each kind of CPU, and the binding of its libllama, which has no ggml."""
+    """Returns a binding without ggml, whose libllama is in a folder with a ggml-cpu library for each kind of CPU."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("libggml-cpu-alderlake.so", "libggml-cpu-haswell.so", "libllama.so"):
@@ -217,7 +217,7 @@ def test_where_nothing_tells_the_mapped_files_the_names_count(variants, tmp_path
 
 @pytest.fixture
 def amx_machine(tmp_path, monkeypatch):
-    """A stock build on a CPU with AMX. `runs` collects the probes; `ends_with` says how they end."""
+    """A stock build on a CPU with AMX. `runs` collects the probes. `ends_with` is their exit code or exception."""
     cpu_library = tmp_path / "libggml-cpu.so"
     cpu_library.write_bytes(b"machine code")
     machine = SimpleNamespace(runs=[], ends_with=-signal.SIGSEGV, marker=None, library=cpu_library)

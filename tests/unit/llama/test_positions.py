@@ -1,9 +1,9 @@
-"""Positions of cells where the cells of a picture share some."""
+"""Positions of cells: several cells of a picture share one."""
 
 from llamabatch.llama.positions import SlotPositions
 from llamabatch.request.media import MediaRun
 
-FIRST = MediaRun(10, 12, 0, 0, True, 4, 1)  # 4 x 3 tokens: 12 cells, 4 positions, of which one tells cells apart
+FIRST = MediaRun(10, 12, 0, 0, True, 4, 1)  # 4 x 3 tokens: 12 cells at the same position; the picture takes 4 positions
 SECOND = MediaRun(30, 6, 1, 0, True, 3, 1)
 
 
@@ -18,7 +18,7 @@ def test_text_behind_a_picture_goes_on_behind_its_longer_side():
     positions = SlotPositions()
     positions.add(2, FIRST)
     positions.add(2, SECOND)
-    positions.add(2, FIRST)  # the next part of it
+    positions.add(2, FIRST)  # the next part of the picture
     assert [positions.of(2, cell) for cell in (9, 10, 15, 22, 29, 30, 33, 36, 40)] == [
         9,
         10,

@@ -1,4 +1,4 @@
-"""Devices that the environment names: a list of addresses, and errors before llama.cpp could abort."""
+"""RPC devices of the environment: a list of addresses, and errors before llama.cpp would abort."""
 
 import socket
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def test_what_is_no_address(text):
 
 
 class Library:
-    """A library whose functions are Python's, as ctypes would look them up."""
+    """A library that has Python functions where ctypes would look for its own."""
 
 
 def loaded(monkeypatch, load=1, add=None):

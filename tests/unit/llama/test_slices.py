@@ -1,4 +1,4 @@
-"""Token ids from llama.cpp become Python's in slices, between which other threads run."""
+"""Token ids of llama.cpp are converted in slices. Other threads run between the slices."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from llamabatch.llama import tokenizer
 
 
 class Recorded:
-    """A ctypes array that writes down how many of its values are read at once."""
+    """A ctypes array that records how many of its values are read at once."""
 
     def __init__(self, values):
         self._values = (ctypes.c_int32 * len(values))(*values)

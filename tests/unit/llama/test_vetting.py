@@ -1,4 +1,4 @@
-"""Trial loads: which files need one, what is kept of it, and what a child that dies means. The child is a fake."""
+"""Trial loads: which files need one, which results are stored, and what a dead child means. The child is a fake."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from llamabatch.utils import disk_cache, paths
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    """Stands for the program that loads the model; `runs` counts."""
+    """Replaces the program that loads the model. `runs` counts its runs."""
     child = SimpleNamespace(runs=0, code=0, says="")
 
     def run_program(module, path, n_bytes, *changes, timeout_s, without_gpus, environment):
@@ -40,7 +40,7 @@ def child(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the bundled model that is not the bundled model: a byte of its name differs."""
+    """Returns a copy of the bundled model that counts as another model: one byte of its name differs."""
     path = tmp_path / "model.gguf"
     data = bytearray(paths.bundled_model().read_bytes())
     at = data.index(b"llamabatch")
@@ -78,7 +78,7 @@ def test_an_unknown_file_is_tried_once(child, model, tmp_path):
     assert child.runs == 1
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.read_bytes())
-    ensure_loadable(copy)  # known by its hash
+    ensure_loadable(copy)  # the copy has a known hash
     assert child.runs == 1
     ensure_loadable(model, "on")
     assert child.runs == 2
@@ -94,7 +94,7 @@ def test_other_values_and_patterns_are_tried_with_the_file(child, model):
         new_process()
     assert child.runs == 3
     assert json.loads(*child.changes) == [[["llama.context_length", 512]], ["ffn"]]
-    ensure_loadable(paths.bundled_model(), kv_overrides=values)  # no longer the file whose hash is known
+    ensure_loadable(paths.bundled_model(), kv_overrides=values)  # with values, its known hash does not count
     assert child.runs == 4
     with pytest.raises(ModelFileError, match=r"llama.block_count is 0"):
         ensure_loadable(model, "off", kv_overrides=(("llama.block_count", 0),))
@@ -209,10 +209,10 @@ def test_the_digest_is_compared_before_the_load_and_kept(child, model, monkeypat
         ensure_loadable(model, sha256="0" * 64)
     new_process()
     with monkeypatch.context() as patch:
-        patch.setattr(vetting, "_CHUNK", None)  # reading would fail
+        patch.setattr(vetting, "_CHUNK", None)  # reading the file would fail
         ensure_loadable(model, sha256=digest)
     data = bytearray(model.read_bytes())
-    data[-1] ^= 1  # a weight, which the trial does not look at
+    data[-1] ^= 1  # a byte of the weights, which the trial does not read
     model.write_bytes(data)
     with pytest.raises(ModelFileError, match=digest):
         ensure_loadable(model, sha256=digest)

@@ -1,4 +1,4 @@
-"""Pictures in all forms to pixels, within bounds that their headers tell."""
+"""Pictures in all forms are decoded to pixels, if the size in their header is within bounds."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ def file_of(image: Image.Image, kind: str = "PNG", **options) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that says how large it is, and has no pixels."""
+    """Returns a PNG whose header says how large it is, but which has no pixels."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + end
@@ -81,7 +81,7 @@ def test_what_is_transparent_is_white_and_turned_pictures_are_upright():
     clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
     assert pixels_of(read_picture(file_of(clear))) == b"\xff" * 6
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # EXIF: rotated by 90 degrees
     turned = read_picture(file_of(PICTURE, "JPEG", exif=exif))
     assert (turned.width, turned.height) == (4, 6)
 

@@ -1,4 +1,4 @@
-"""Sounds in all forms to samples, within a length that is bounded while they are decoded."""
+"""Sounds in all forms are decoded to samples. Their length is bounded while they are decoded."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def test_other_rates_and_several_channels_are_converted():
     array = read_sound((TONE[::2] / 32768, RATE // 2), RATE, MOST)
     assert abs(array.width - RATE) < 100
     both = read_sound(wav(np.stack([TONE, -TONE], 1)), RATE, MOST)
-    assert np.abs(np.frombuffer(samples_of(both, RATE), np.float32)).max() < 1e-3  # they add up to nothing
+    assert np.abs(np.frombuffer(samples_of(both, RATE), np.float32)).max() < 1e-3  # the two channels cancel each other
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pictures at addresses: only where the options say, only from public hosts, within bytes and seconds."""
+"""Pictures at addresses are read only where the options allow, only from public hosts, and within bytes and seconds."""
 
 import contextlib
 import http.server
@@ -74,7 +74,7 @@ def port():
 
 @pytest.fixture
 def here(monkeypatch, port):
-    """The address of the server under a name that its domain list has; this machine counts as public."""
+    """Returns the address of the server, with a name of the allowed domains. This machine counts as a public host."""
     look_up = sources.socket.getaddrinfo
 
     def found(host, *args, **options):
@@ -94,7 +94,7 @@ def test_an_address_of_an_allowed_host_is_fetched_also_where_it_moves(here):
     assert ALLOWED.read(f"{here}/to//a.png", MOST) == BODY
     assert ALLOWED.read(f"{here}/to/{here}/to//a.png", MOST) == BODY
     assert MediaSources(domains=("*",)).read(f"{here}/a.png", MOST) == BODY
-    assert len(ALLOWED.read(f"{here}/large", MOST)) > MOST  # the caller refuses it
+    assert len(ALLOWED.read(f"{here}/large", MOST)) > MOST  # the caller refuses the large answer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.waiting import until
 
 
 class FakeNvml:
-    """Two GPUs; functions in `missing` fail as the real ones do where a GPU does not know them."""
+    """Two GPUs. Functions in `missing` fail as NVML's functions do on a GPU that does not support them."""
 
     def __init__(self, *missing: str, count: int = 2) -> None:
         self.missing, self.count, self.millijoules, self.ended = set(missing), count, 5000, False
@@ -71,16 +71,16 @@ def test_packages_and_their_memory_add_up_and_wrap(tmp_path):
     zone(tmp_path / "intel-rapl:0:0", "core", 1_000)
     dram = zone(tmp_path / "intel-rapl:0:1", "dram", 1_000_000)
     zone(tmp_path / "intel-rapl:1", "psys", 77)
-    zone(tmp_path / "intel-rapl-mmio:0", "package-0", 9_000_000)  # the same once more
+    zone(tmp_path / "intel-rapl-mmio:0", "package-0", 9_000_000)  # a second counter of the same package
     with EnergyMeter(powercap=tmp_path, gpus=False) as meter:
         assert meter.sources == ("package-0", "dram-0")
         assert meter.read() == 0
-        package.write_text("500000")  # it began again at 10 J
+        package.write_text("500000")  # the counter began again at 10 J
         dram.write_text("3000000")
         assert meter.read() == pytest.approx(1.5 + 2.0)
         package.write_text("700000")
         assert meter.by_source() == pytest.approx({"package-0": 1.7, "dram-0": 2.0})
-        package.unlink()  # it can be lost while it is read
+        package.unlink()  # a counter can disappear while it is read
         assert meter.stop() == pytest.approx(3.7)
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_none_without_a_word(tmp_path, broken, capfd, mon
         path = zone(tmp_path / "intel-rapl:0", "package-0", {"no number": "x", "empty": ""}.get(broken, 5))
     if broken == "no permission":
         path.unlink()
-        path.mkdir()  # root may read everything; a folder fails for all
+        path.mkdir()  # root may read every file, but nobody can read a folder
     meter = EnergyMeter(powercap=tmp_path, gpus=False)
     with meter:
         assert (meter.sources, meter.read()) == ((), None)
@@ -112,7 +112,7 @@ def test_a_thread_reads_so_that_no_wrap_is_missed(tmp_path, monkeypatch, begun):
     package = zone(tmp_path / "intel-rapl:0", "package-0", 0)
     with EnergyMeter(powercap=tmp_path, gpus=False) as meter:
         assert len(begun.threads()) == 1
-        for _ in range(4):  # 8 J each time, modulo 10
+        for _ in range(4):  # 8 J each time; the counter wraps at 10 J
             seen = meter._counters[0]._sum
             package.write_text(str((int(package.read_text()) + 8_000_000) % 10_000_000))
             until(lambda seen=seen: meter._counters[0]._sum != seen)

@@ -1,4 +1,4 @@
-"""The monitor over a fake engine: who is told what, files that are whole at any time, and how it ends."""
+"""The monitor over a fake engine: its snapshots, files that are whole at any time, and its end."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ STATS = EngineStats(
 
 
 class Engine:
-    """Makes 10 tokens between two looks."""
+    """An engine that makes 10 tokens between two looks."""
 
     pids = ()
 
@@ -68,7 +68,7 @@ def test_a_callback_is_told_every_so_often_and_once_more_at_the_end(begun):
     assert told[0].elapsed_s < told[1].elapsed_s < told[2].elapsed_s
     assert told[0].machine.memory_bytes > 10**6
     assert told[0].machine.cpu_percent >= 0
-    assert seen.get(timeout=60) is not None  # the last look
+    assert seen.get(timeout=60) is not None  # the snapshot of the last look
 
 
 def test_rates():
@@ -184,7 +184,7 @@ def test_a_reader_finds_a_whole_file_at_any_time(tmp_path):
         found = samples(path.read_text())
         assert len(found) > 100
         told.append(found["llamabatch:generation_tokens_total"])
-        return len(told) >= 100 and told[-1] > 420  # it was renewed while it was read
+        return len(told) >= 100 and told[-1] > 420  # the file was replaced while it was read
 
     with Monitor(engine, metrics_file=path, every_s=0.01, title="m.gguf") as monitor:
         until(path.exists)
@@ -252,9 +252,9 @@ def test_what_dead_programs_left_is_ignored_and_removed():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     gone = leave_behind(ended.pid, time.time())
-    another = leave_behind(os.getpid(), 1000.0)  # this id was that of another program
+    another = leave_behind(os.getpid(), 1000.0)  # a new process with this id is another program
     other = status.folder() / "77-0.json"
-    other.write_text('{"version": 99}')  # of another release: not ours to remove
+    other.write_text('{"version": 99}')  # the file of another release is not removed
     assert status.running() == []
     assert not gone.exists()
     assert not another.exists()
@@ -305,7 +305,7 @@ def test_cpu_memory_and_power_of_the_engines_processes(tmp_path, monkeypatch):
         child.kill()
         child.wait()
     assert told.cpu_power_w == pytest.approx(15)
-    assert told.cpu_percent > 1  # a busy child, by a clock that says 2 s
+    assert told.cpu_percent > 1  # a busy child, while the clock advances 2 s
     assert told.memory_bytes > 15 * 10**6
     assert 0 <= told.system_cpu_percent <= 100
     assert told.system_available_bytes > 0

@@ -1,4 +1,4 @@
-"""`llamabatch top`: what it draws, finds and says."""
+"""`llamabatch top`: what it draws and writes, and the engines that it finds."""
 
 import io
 import json
@@ -81,7 +81,7 @@ def test_a_narrow_panel_has_no_bars_and_breaks_no_word(published):
     assert "━" not in text
     words = re.sub("[│╭╮╰╯─]", " ", text).split()
     for told in ("62%", "1,237,000", "2,000,000", "whole", "12.5", "preemptions", "generated", "8.0"):
-        assert (told in words) == (told != "whole")  # of which nothing is known
+        assert (told in words) == (told != "whole")  # nothing is known of "whole"
 
 
 def test_an_estimated_total_is_marked(published):

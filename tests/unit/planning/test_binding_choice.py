@@ -1,4 +1,4 @@
-"""The order of the builds of llama.cpp, with made-up packages: nothing of them is imported."""
+"""The order of the builds of llama.cpp, with made-up packages of which nothing is imported."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from llamabatch.planning.binding_choice import MARKER, Origin, choose, for_child
 
 
 def package(parent, name, *, marker=None, libraries=("libllama.so", "libggml-cpu.so")):
-    """A package of one of the two layouts; its binding cannot be imported."""
+    """Makes a package with one of the two layouts. Its binding cannot be imported."""
     folder = Path(parent) / name
     (folder / "lib").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
@@ -35,7 +35,7 @@ def package(parent, name, *, marker=None, libraries=("libllama.so", "libggml-cpu
 
 
 def marker(**changed):
-    """The marker of this release's patches."""
+    """Returns the marker of a build with this release's patches."""
     hashes = {"patches": source.patches(), "kernels": source.kernels()}
     facts = {name: {file.name: source.sha256_of(file) for file in files} for name, files in hashes.items()}
     return facts | {"backend": "cpu", "cpu_flags": []} | changed
@@ -43,9 +43,9 @@ def marker(**changed):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An environment without any llama.cpp: `site` is its only folder of packages, `builds` that of the cache.
+    """An environment without any llama.cpp. `site` is its only folder of packages, `builds` the cache of builds.
 
-    `tried` collects the folders that a child tried, `ends` says how: folder -> exit code and answer.
+    `tried` collects the folders that a child tried. `ends` maps a folder to the child's exit code and answer.
     """
     place = SimpleNamespace(site=tmp_path / "site", builds=tmp_path / "cache" / "builds", tried=[], ends={})
     place.site.mkdir()
@@ -85,7 +85,7 @@ def imported(monkeypatch, folder, libraries=None):
 
 
 def test_the_order(place, monkeypatch, tmp_path):
-    """Each place is filled in turn, from the last of the order to the first, and wins over those behind it."""
+    """The places are filled from the last one of the order to the first. Each new one wins over those behind it."""
     stock = package(place.site, "llama_cpp")
     assert (chosen().origin, chosen().folder, chosen().module) == (Origin.INSTALLED, stock, "llama_cpp")
     wheel = package(place.site, "llamabatch_llama", marker=marker())

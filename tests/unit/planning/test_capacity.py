@@ -37,7 +37,7 @@ def test_facts_from_metadata():
 
 
 def test_elements_that_layers_keep():
-    """tests/model/test_architectures.py compares the same with what llama.cpp allocates."""
+    """tests/model/test_architectures.py compares these numbers with what llama.cpp allocates."""
     common = {"general.architecture": "x", "x.block_count": "4", "x.embedding_length": "64"}
     attention = {"x.attention.head_count": "4", "x.attention.head_count_kv": "0,2,0,2"}
     hybrid = ModelFacts.from_metadata(common | attention | {"x.shortconv.l_cache": "4"}, 1, 1)
@@ -81,7 +81,7 @@ def test_layers_that_read_the_cells_of_others_keep_none():
 
 
 def test_layers_of_hybrids_that_keep_no_cells_or_no_state():
-    """tests/model/test_graph_buffers.py compares small models of these with what llama.cpp allocates."""
+    """tests/model/test_graph_buffers.py compares small models of these architectures with what llama.cpp allocates."""
 
     def kept(arch, **values):
         common = {"block_count": 5, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
@@ -89,12 +89,12 @@ def test_layers_of_hybrids_that_keep_no_cells_or_no_state():
         named = {key.replace("__", "."): value for key, value in values.items()}
         own = {f"{arch}.{key}": str(value) for key, value in {**common, **state, **named}.items()}
         facts = ModelFacts.from_metadata({"general.architecture": arch, **own}, 1, 1)
-        return facts.k_values // 32, facts.state_values // 32  # layers with cells, and with a state
+        return facts.k_values // 32, facts.state_values // 32  # number of layers with cells, and of layers with a state
 
-    assert kept("qwen35") == (1, 4)  # each fourth one attends
+    assert kept("qwen35") == (1, 4)  # every fourth layer has attention
     assert kept("qwen35", full_attention_interval=2) == (2, 3)
     assert kept("qwen35moe", attention__recurrent_layers="true,false,true,false,false") == (3, 2)
-    assert kept("qwen3next", nextn_predict_layers=1) == (1, 3)  # the last one guesses tokens
+    assert kept("qwen3next", nextn_predict_layers=1) == (1, 3)  # the last layer guesses tokens
     assert kept("nemotron_h", attention__head_count_kv="0,0,2,0,0", feed_forward_length="0,9,0,9,0") == (1, 2)
     assert kept("falcon-h1") == (5, 5)
 
@@ -133,11 +133,11 @@ def test_the_family_that_thinks_is_named():
     [
         (64, {}, (32_768, 32)),
         (8, {}, (32_768, 6)),
-        (6, {}, (16_384, 10)),  # 4 of 32,768 would not fit
+        (6, {}, (16_384, 10)),  # 4 slots of 32,768 cells would not fit
         (2, {}, (4096, 7)),
         (64, {"n_slots": 64}, (32_768, 64)),
         (64, {"n_slots": 128}, (16_384, 128)),
-        (3, {"strategy": "sequential"}, (16_384, 32)),  # which has one slot
+        (3, {"strategy": "sequential"}, (16_384, 32)),  # the sequential strategy has one slot
     ],
 )
 def test_a_fitted_context_is_as_long_as_a_few_slots_allow(free_gib, options, found):
@@ -175,7 +175,7 @@ def test_a_scaled_rotary_embedding_reaches_beyond_the_training():
         scaled(8193, short, rope_freq_scale=0.25)
     assert scaled(4096, short, rope_freq_scale=0.25, yarn_orig_ctx=1024) == 4096
     with pytest.raises(ConfigError, match="reaches 4096"):
-        scaled(4097, replace(short, n_ctx_orig=1024), rope_freq_scale=0.25)  # the file is scaled already
+        scaled(4097, replace(short, n_ctx_orig=1024), rope_freq_scale=0.25)  # the file already has a scale
     with pytest.raises(ConfigError, match="its table of positions has no more"):
         scaled(4096, replace(short, has_positions=True), rope_freq_scale=0.25)
     more = memory(short, resolved(n_ctx=8192)).kv_cache
@@ -190,17 +190,17 @@ def start_of(config=None, facts=FACTS, machine=MACHINE):
 def test_a_context_starts_with_all_slots_where_they_are_asked_for_or_cost_nothing():
     assert start_of(EngineConfig("m", n_slots=32)) == (32, 32)
     assert start_of(machine=replace(MACHINE, lazy_cells=True)) == (32, 32)
-    few = replace(FACTS, k_values=64, v_values=64)  # 32 slots of 1 MiB
+    few = replace(FACTS, k_values=64, v_values=64)  # 32 slots take 1 MiB each
     assert start_of(facts=few) == (32, 32)
     for kind in ({"state_values": 10}, {"draft": few}, {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}):
         assert start_of(facts=replace(FACTS, **kind))[0] == start_of(facts=replace(FACTS, **kind))[1] > 8
-    on_gpu = Machine(8, 16 * GIB, n_gpus=1)  # which clears its own memory fast
+    on_gpu = Machine(8, 16 * GIB, n_gpus=1)  # a GPU clears its own memory fast
     assert start_of(machine=on_gpu) == (32, 32)
     assert start_of(EngineConfig("m", n_gpu_layers=0), machine=on_gpu)[0] == 5
 
 
 def test_otherwise_it_starts_with_few_and_the_plan_counts_both():
-    assert start_of() == (5, 32)  # 48 MiB each
+    assert start_of() == (5, 32)  # 48 MiB a slot
     large = replace(FACTS, k_values=10 * FACTS.k_values, v_values=10 * FACTS.v_values)
     assert start_of(facts=large)[0] == 1
     assert start_of(EngineConfig("m", start_slots=9)) == (9, 32)
@@ -247,7 +247,7 @@ def test_a_gpu_holds_its_own():
 
 
 def test_a_context_length_that_is_given_is_used_whole():
-    facts = replace(FACTS, arch="llama")  # whose header has the value of the override
+    facts = replace(FACTS, arch="llama")  # its header already has the overridden value
     for key, n_ctx in (("llama.context_length", 32_768), ("other.context_length", 4096)):
         found = resolve(EngineConfig("m", n_slots=1, kv_overrides={key: 32_768}), facts, MACHINE)
         assert found.config.n_ctx == n_ctx
@@ -301,7 +301,7 @@ def test_this_machine_has_cores_and_memory():
 
 
 def test_unified_takes_what_split_refuses():
-    # one request of 8k beside 31 of 256: 16,128 cells are enough, 32 x 8,192 are not to be had
+    # one request of 8k beside 31 of 256: 16,128 cells are enough, but memory for 32 x 8,192 is missing
     little = Machine(8, 3 * GIB)
     with pytest.raises(MemoryPlanError, match="32 x 8,192 cells"):
         resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split", flash_attn="on"), FACTS, little)
@@ -365,7 +365,7 @@ def test_instances_by_request():
     plan = resolve(EngineConfig("m", strategy="batched", instances=3, n_slots=32), FACTS, MACHINE)
     part = plan.config.for_one_engine()
     assert (plan.config.instances, part.n_slots, part.n_threads) == (3, 11, 2)
-    assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
+    assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large model keeps all threads busy
     on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
     assert on_gpu.config.instances == 1
 
@@ -427,13 +427,13 @@ def test_memory_for_saved_prefixes_is_a_quarter_of_what_is_left_and_counts():
         much = resolve(EngineConfig("m"), replace(FACTS, **kind), replace(MACHINE, available_bytes=200 * GIB))
         assert much.config.cache_ram == 8192
         assert resolve(EngineConfig("m", cache_prefix=False), replace(FACTS, **kind), MACHINE).config.cache_ram == 0
-    for n_bytes, cache_ram in ((16 * GIB, 64 * 48), (4 * GIB, None)):  # ordinary cells: of 64 slots at most
+    for n_bytes, cache_ram in ((16 * GIB, 64 * 48), (4 * GIB, None)):  # ordinary cells: at most those of 64 slots
         machine = Machine(8, n_bytes)
         plan, without = (resolve(EngineConfig("m", cache_ram=n), FACTS, machine) for n in ("auto", 0))
         left = (machine.available_bytes - without.peak_bytes) // (4 * 2**20)
         assert plan.config.cache_ram == min(cache_ram or left, left)
         assert plan.memory.cache_ram == plan.config.cache_ram * 2**20
-    for kind, options in ((windows, {"kv": "unified"}), ({"arch": "deepseek4"}, {})):  # which share nothing
+    for kind, options in ((windows, {"kv": "unified"}), ({"arch": "deepseek4"}, {})):  # these share no prefixes
         assert resolve(EngineConfig("m", **options), replace(FACTS, **kind), MACHINE).config.cache_ram == 0
     assert resolve(EngineConfig("m", cache_ram=100), FACTS, MACHINE).memory.cache_ram == 100 * 2**20
     with pytest.raises(MemoryPlanError, match="MiB saved prefixes"):

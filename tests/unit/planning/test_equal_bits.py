@@ -1,4 +1,4 @@
-"""The line of the plan on equal bits, from made-up facts."""
+"""The plan's line about equal bits, from made-up facts."""
 
 import re
 from dataclasses import replace

@@ -27,13 +27,13 @@ FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_
     [(11.0, 1), (13.0, 4), (17.9, 4), (18.0, 8), (32.3, 8), (32.4, 16), (1000.0, 16)],
 )
 def test_the_most_tokens_within_the_limit(limit_ms, rows):
-    """From 13 rows on a p95 counts a short prompt in: 64 tokens of 0.1 ms. 32 rows make fewer tokens/s than 16."""
+    """From 13 rows on, p95 includes a short prompt of 64 tokens of 0.1 ms. 32 rows make fewer tokens/s than 16."""
     assert choose_rows(STAIRS, 0.1, limit_ms).rows == rows
 
 
 def test_a_gap_is_a_step_and_a_short_prompt():
     assert gap_of(Stair(8, 14.0, 18.0), 0.1).p95_ms == 18.0  # 1 step in 32 has a prompt
-    assert gap_of(Stair(16, 20.0, 26.0), 0.1).p95_ms == pytest.approx(26.0 + 6.4)  # 1 in 16
+    assert gap_of(Stair(16, 20.0, 26.0), 0.1).p95_ms == pytest.approx(26.0 + 6.4)  # 1 step in 16 has a prompt
     assert gap_of(Stair(4, 12.0), 0.1).p95_ms == 12.0
 
 
@@ -50,7 +50,7 @@ def test_engines_keep_the_limit():
     config = EngineConfig("m", n_ctx=512)
     machine = Machine(8, 16 * 2**30)
     free = resolve(config, FACTS, machine, profile())
-    assert free.config.n_slots == 16  # more rows do not pay
+    assert free.config.n_slots == 16  # more rows bring too few tokens/s
     limited = resolve(config, FACTS, machine, profile(p95_inter_token_ms=20.0, latency_rows=4))
     assert limited.config.n_slots == 4
     assert "20 ms between two tokens at p95" in limited.reasons["n_slots"]
@@ -62,7 +62,7 @@ def test_engines_keep_the_limit():
 
 
 def test_rows_chosen_among_all_are_not_chosen_again_among_fewer():
-    """24 rows are within 3 % of the most, and 16 within 3 % of those."""
+    """24 rows are within 3 % of the best throughput, and 16 rows within 3 % of that of 24 rows."""
     stairs = (Stair(16, 10.0), Stair(24, 14.6), Stair(32, 19.0))
     rows = choose_rows(stairs, 0.0, 1000.0).rows
     assert rows == 24

@@ -33,31 +33,31 @@ def tensor(name, kind, *dims):
 @pytest.mark.parametrize(
     ("kind", "dims", "features", "share"),
     [
-        ("Q8_0", (512, 64), {"avx2", "avx512"}, 0),  # x86 has kernels for it as it is, without native_patches/0006
+        ("Q8_0", (512, 64), {"avx2", "avx512"}, 0),  # x86 has kernels for it uncopied, without native_patches/0006
         ("Q8_0", (512, 64), {"avx2", "rows"}, 1),
         ("Q8_0", (512, 60), {"avx2", "rows"}, 0),
         ("Q8_0", (512, 64), {"neon"}, 1),
-        ("Q8_0", (512, 64), {"amx", "avx2"}, 38 / 34),  # 4 bytes more for each block
+        ("Q8_0", (512, 64), {"amx", "avx2"}, 38 / 34),  # AMX needs 4 bytes more for each block
         ("Q4_K", (512, 64), {"avx2"}, 1),
-        ("Q4_K", (512, 62), {"avx2"}, 0),  # rows go by eight
+        ("Q4_K", (512, 62), {"avx2"}, 0),  # 62 is no multiple of eight
         ("Q4_K", (512, 64), {"amx", "avx2"}, 148 / 144),
-        ("Q4_K", (512, 48), {"amx", "avx2"}, 1),  # no multiple of 32: the next kind of buffer
+        ("Q4_K", (512, 48), {"amx", "avx2"}, 1),  # AMX needs a multiple of 32, so the next buffer type copies it
         ("Q6_K", (512, 64), {"avx2", "avx512"}, 0),
         ("Q6_K", (512, 64), {"avx2", "avx512", "rows"}, 0),
         ("Q6_K", (512, 64), {"avx2", "avx512", "rows", "vnni512"}, 1),
         ("Q6_K", (512, 64, 4), {"avx2", "avx512", "rows", "vnni512"}, 0),  # experts
         ("Q8_0", (512, 64, 4), {"avx2", "rows"}, 1),
-        ("Q4_K", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # before AMX, in as many bytes
+        ("Q4_K", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # chosen before AMX; as many bytes
         ("Q8_0", (512, 64, 4), {"amx", "avx2", "rows", "wide"}, 1),
-        ("Q8_0", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # tiles by sixteen
+        ("Q8_0", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # tiles of sixteen
         ("Q4_0", (512, 48), {"amx", "avx2", "rows", "wide"}, 1),
-        ("Q8_0", (512, 56), {"amx", "avx2", "rows", "wide"}, 1),  # by eight
+        ("Q8_0", (512, 56), {"amx", "avx2", "rows", "wide"}, 1),  # tiles of eight
         ("Q5_K", (512, 64), {"avx2", "rows", "wide"}, 1),
-        ("Q5_K", (512, 56), {"avx2", "rows", "wide"}, 0),  # columns by sixteen
-        ("Q4_K", (512, 56), {"avx2", "rows", "wide"}, 1),  # by eight
+        ("Q5_K", (512, 56), {"avx2", "rows", "wide"}, 0),  # 56 is no multiple of sixteen
+        ("Q4_K", (512, 56), {"avx2", "rows", "wide"}, 1),  # Q4_K needs a multiple of eight
         ("Q6_K", (512, 64, 4), {"avx2", "rows", "wide"}, 1),
         *((kind, (512, 56), {"avx2", "rows", "wide8"}, 1) for kind in ("Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K")),
-        ("Q5_K", (512, 60), {"avx2", "rows", "wide8"}, 0),  # columns by eight
+        ("Q5_K", (512, 60), {"avx2", "rows", "wide8"}, 0),  # 60 is no multiple of eight
         ("Q8_0", (512, 56, 4), {"avx2", "rows", "wide8"}, 1),
         ("Q4_0", (512, 48), {"avx2", "rows", "wide", "vnni512"}, 1),
         *(("BF16", (columns, 48), {"avx2", "rows", "wide"}, copies) for columns, copies in ((528, 1), (520, 0))),
@@ -77,7 +77,7 @@ def test_which_tensors_are_copied(kind, dims, features, share):
 
 
 def test_tensors_of_three_dimensions_that_are_no_experts_are_not_copied():
-    """Such as the heads of latent attention, which repack.cpp leaves alone."""
+    """For example the heads of latent attention, which repack.cpp does not copy."""
     heads = tensor("blk.0.attn_k_b.weight", "Q8_0", 128, 512, 16)
     assert weights([heads], 1, frozenset({"avx2", "rows"})).copies == (0, 0)
 
@@ -93,7 +93,7 @@ def test_weights_by_layer():
     found = weights(tensors, 2, frozenset({"avx2"}))
     assert found.layers == (64 * 4 + 64 * 64 * 18 // 32, 128 * 64 * 18 // 32, 64 * 4)
     assert found.rest == tensors[0].n_bytes
-    assert found.copies[2] == tensors[0].n_bytes  # the embedding makes the logits, too
+    assert found.copies[2] == tensors[0].n_bytes  # the embedding also makes the logits
     untied = weights([*tensors, tensor("output.weight", "F32", 64, 320)], 2, frozenset({"avx2"}))
     assert untied.copies[2] == 0
 
@@ -104,7 +104,7 @@ EMBEDDING, NORM = tensor("token_embd.weight", "F32", 1024, 255), tensor("output_
 
 
 def laid_out(*tensors):
-    """One behind the other, as in a file."""
+    """Returns the tensors with their offsets in a file that has them one after another."""
     starts = accumulate((each.n_bytes for each in tensors), initial=0)
     return tuple(replace(each, offset=start) for each, start in zip(tensors, starts, strict=False))
 
@@ -143,7 +143,7 @@ def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy(
     n, e = copied.n_bytes, EMBEDDING.n_bytes
     kept = e + NORM.n_bytes
     assert found(EMBEDDING, copied, NORM) == (kept + n, kept, 0)
-    assert found(copied, EMBEDDING, NORM) == (kept, kept, 0)  # an end that is copied is unmapped
+    assert found(copied, EMBEDDING, NORM) == (kept, kept, 0)  # an end of the file that is copied is unmapped
     assert found(output, EMBEDDING, NORM, copied) == (kept, kept, 0)
     assert found(EMBEDDING, copied, NORM, features=frozenset()) == (kept + n, kept + n, 0)
     assert found(EMBEDDING, NORM, copied, NORM, parts=(3, 1)) == (kept + NORM.n_bytes,) * 2 + (0,)
@@ -154,7 +154,7 @@ def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy(
 
 
 def test_an_embedding_that_also_makes_the_logits_is_kept_beside_its_copy():
-    """Without mapping, too: its rows are looked up where they were read."""
+    """This holds without mapping, too: the rows of the embedding are read from where the file was loaded."""
     tied = tensor("token_embd.weight", "Q4_K", 1024, 25600)
     facts = replace(
         FACTS, tensors=laid_out(tied, *TENSORS, NORM), features=AVX2, file_bytes=tied.n_bytes + 4 * TENSORS[0].n_bytes
@@ -173,13 +173,13 @@ def test_the_peak_may_be_while_the_model_is_loaded():
     assert plan.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
     assert plan.memory.loading == output.n_bytes + 4 * TENSORS[0].n_bytes > plan.memory.own
     assert plan.peak_bytes == plan.memory.peak == plan.memory.shared + plan.memory.loading > plan.total_bytes
-    resolve(plan.config, facts, replace(MACHINE, available_bytes=plan.total_bytes))  # no reason to refuse it
+    resolve(plan.config, facts, replace(MACHINE, available_bytes=plan.total_bytes))  # the plan is not refused
     read = resolve(replace(plan.config, use_mmap=False), facts, MACHINE)
     assert (read.memory.loading, read.peak_bytes) == (0, read.total_bytes)
 
 
 def test_an_embedding_on_a_gpu_between_tensors_in_use_keeps_its_pages():
-    """0014 gives back no page of it, and llama.cpp unmaps both ends of a file alone."""
+    """Patch 0014 frees no page of the embedding, and llama.cpp unmaps only the two ends of a file."""
     first, last = (tensor(f"rope_factors_{name}.weight", "F32", 1024) for name in ("long", "short"))
     for tensors, n_bytes in (((first, EMBEDDING, last), EMBEDDING.n_bytes), ((EMBEDDING, first, last), 0)):
         laid = laid_out(*tensors)
@@ -208,17 +208,17 @@ def test_pages_of_copied_weights_are_given_back_where_the_build_does():
     assert kept.memory.weights == kept.memory.file == copied.memory.file == size
     assert copied.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
     assert (copied.memory.copies, copied.memory.reclaimable) == (output.n_bytes + 4 * TENSORS[0].n_bytes, 0)
-    assert copied.memory.loading == output.n_bytes  # a copy is there before the pages of its tensor go
-    assert copied.address_space == kept.address_space  # which stays
+    assert copied.memory.loading == output.n_bytes  # a tensor's copy is made before its pages are freed
+    assert copied.address_space == kept.address_space  # freed pages still count as address space
     on_gpu = resolve(replace(config, n_gpu_layers=-1), facts, replace(drops, n_gpus=1, gpus=(Gpu(0, GIB, GIB),)))
     assert on_gpu.memory.copies == 0
-    assert on_gpu.memory.loading == size - on_gpu.memory.weights  # all of the file is read first
+    assert on_gpu.memory.loading == size - on_gpu.memory.weights  # the whole file is read first
     locked = resolve(replace(config, use_mlock=True), facts, drops)
     assert locked.memory.weights == size
 
 
 def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
-    """The buffer is reserved for all tokens; what is never written takes no memory, but counts for RLIMIT_DATA."""
+    """The buffer is reserved for all tokens. Pages that are never written take no memory, but count for RLIMIT_DATA."""
     one = replace(FACTS, layers=LAYERS[:1])
     sizes = [memory(facts, resolved(flash_attn="on", n_ctx=512, n_slots=4)) for facts in (one, FACTS)]
     assert sizes[0].compute < sizes[1].compute / 2
@@ -226,7 +226,7 @@ def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
 
 
 def test_the_lists_of_cells_are_counted_beside_the_cells():
-    """llama.cpp's lists, and the numbers of tokens: a twelfth of the whole for the bundled model with 32 slots."""
+    """llama.cpp's lists, and token numbers: a twelfth of all memory for the bundled model with 32 slots."""
 
     def compute(**options):
         return memory(FACTS, resolved(flash_attn="on", n_ctx=1000, **options)).compute
@@ -235,7 +235,7 @@ def test_the_lists_of_cells_are_counted_beside_the_cells():
     assert compute(n_slots=5) - compute(n_slots=4) == 1024 * 200 + logits
     shared = {"kv": "unified", "kv_cells": 2048}
     assert compute(n_slots=5, **shared) - compute(n_slots=4, **shared) == logits
-    stateful = replace(FACTS, k_values=0, v_values=0)  # keeps no cells
+    stateful = replace(FACTS, k_values=0, v_values=0)  # a model without cells
     assert memory(stateful, resolved(n_slots=5)).compute - memory(stateful, resolved(n_slots=4)).compute == logits
 
 
@@ -258,18 +258,18 @@ def test_a_pass_is_as_wide_as_its_widest_place():
 @pytest.mark.parametrize(
     ("kind", "reported"),
     [
-        ({}, 6.14),  # without the embeddings that enter, which are in the CPU's buffer, too
+        ({}, 6.14),  # without the input embeddings, which the CPU's buffer also contains
         ({"follows": True}, 5.51),
         ({"follows": True, "one_layer": True}, 5.00),
         ({"follows": True, "one_layer": True, "n_cells": 2048}, 5.13),
-        ({"follows": True, "n_fed": 4}, 3.64),  # the last layer
+        ({"follows": True, "n_fed": 4}, 3.64),  # the last layer only
         ({"follows": True, "n_fed": 4, "apart": True}, 7.04),
         ({"follows": True, "one_layer": True, "apart": True}, 9.54),
         ({"one_layer": True, "apart": True}, 9.54),
     ],
 )
 def test_buffers_of_the_layers_of_one_gpu_are_those_that_llama_cpp_reports(kind, reported):
-    """MiB on RPC devices with a model of eight layers, 512 tokens a pass and 512 cells."""
+    """`reported` is in MiB, on RPC devices with a model of eight layers, 512 tokens a pass and 512 cells."""
     widths = Widths(n_embd=320, n_vocab=4096, n_head=5, queries=320, keys=640, feed_forward=1920)
     n_cells = kind.pop("n_cells", 512)
     entering = 3 * input_bytes(widths, 512, n_cells, True) if "apart" in kind else -512 * 320 * 4
@@ -311,9 +311,9 @@ def test_the_tightest_of_nested_cgroups_counts(tmp_path):
     assert limits.cgroup_bytes(root, membership) == 450
     cgroup(root / "user.slice" / "job.scope", 300, 100)
     assert limits.cgroup_bytes(root, membership) == 200
-    cgroup(root, 250, 100)  # a container's own root
+    cgroup(root, 250, 100)  # inside a container, the root is its own
     assert limits.cgroup_bytes(root, membership) == 150
-    membership.write_text("0::/../elsewhere\n")  # the name is the host's
+    membership.write_text("0::/../elsewhere\n")  # the path is the host's
     assert limits.cgroup_bytes(root, membership) == 150
     (root / "cpu.max").write_text("250000 100000")
     (root / "user.slice" / "cpu.max").write_text("max 100000")
@@ -339,7 +339,7 @@ def test_layers_go_to_gpus_as_llama_cpp_deals_them():
     plan = resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, machine)
     first, second = plan.memory.gpus
     n = TENSORS[0].n_bytes
-    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes + EMBEDDING.n_bytes)  # 4 layers and the output
+    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes + EMBEDDING.n_bytes)  # 3 layers; 1 and output
     assert first.kv_cache == 3 * second.kv_cache > 0
     assert plan.memory.kv_cache == 0
     some = resolve(EngineConfig("m", n_slots=2, n_ctx=1024, n_gpu_layers=2, tensor_split=(0, 1)), FACTS, machine)
@@ -356,7 +356,7 @@ def test_a_place_of_its_own_moves_a_tensor_between_a_gpu_and_main_memory():
     here = resolve(asked, replace(FACTS, placed=((first, None), (second, None))), machine)
     assert [gpu.weights for gpu in here.memory.gpus] == [before.gpus[0].weights - 2 * n, before.gpus[1].weights]
     assert here.memory.copies == before.copies + 2 * n
-    assert here.memory.compute > before.compute  # a part of each pass runs on the CPU
+    assert here.memory.compute > before.compute  # the CPU now computes a part of each pass
     assert f"2 tensors, {2 * n / MIB:.0f} MiB" in here.reasons["override_tensor"]
     plain = resolve(replace(asked, extra_bufts="off"), replace(FACTS, placed=((first, None),)), machine)
     assert plain.memory.weights == EMBEDDING.n_bytes + n
@@ -449,14 +449,14 @@ def test_engines_that_share_a_gpu_are_counted_together():
     little = replace(MACHINE, n_gpus=1, gpus=(Gpu("A", one.total, GIB),))
     with pytest.raises(MemoryPlanError, match=r"on A: 2 engines of .* n_slots or instances"):
         resolve(EngineConfig("m", instances=2, **options, **apart), FACTS, little)
-    options["n_slots"] = 4  # of both engines, in one process
+    options["n_slots"] = 4  # slots of both engines, which are in one process
     shared = one.weights + 2 * (one.kv_cache + one.compute)
     assert accepted(shared, instances=2, n_gpus=1)
     assert not accepted(shared - 1, instances=2, n_gpus=1)
 
 
 def test_zeros_are_no_shares():
-    """llama.cpp deals layers out by free memory then."""
+    """With zeros llama.cpp divides layers by free memory."""
     machine = replace(MACHINE, n_gpus=2, gpus=TWO)
     assert machine.gpu_shares((0.0, 0.0)) == machine.gpu_shares(None) == (8.0 * GIB, 8.0 * GIB)
 
@@ -468,7 +468,7 @@ def test_a_tied_embedding_has_a_copy_on_the_gpu_of_the_output():
     own = replace(FACTS, tensors=laid_out(*FACTS.tensors, replace(EMBEDDING, name="output.weight")))
     apart = resolve(EngineConfig("m", **options), own, machine).memory
     assert [gpu.weights for gpu in tied.gpus] == [gpu.weights for gpu in apart.gpus]
-    assert tied.weights >= EMBEDDING.n_bytes  # the file's own stays mapped, to be looked up
+    assert tied.weights >= EMBEDDING.n_bytes  # the embedding in the file stays mapped for look-ups
     assert tied.reclaimable >= EMBEDDING.n_bytes
 
 
@@ -485,12 +485,12 @@ def test_the_buffers_beside_gpus():
     assert inputs == 512 * 1024 * 2 + embedded
     here, alone = buffers(replace(MACHINE, n_gpus=1, gpus=TWO[:1]))
     both, first, last = buffers(machine)
-    # what enters is there in four copies where passes over two GPUs overlap
+    # the inputs exist four times where passes over two GPUs overlap
     assert both - here == 3 * inputs
     assert first - alone == 3 * inputs + embedded
-    assert last < first  # of the last layer, output rows alone go on
+    assert last < first  # only output rows leave the last layer
     off = resolve(EngineConfig("m", **options, flash_attn="off"), FACTS, machine).memory.gpus[0].compute
-    assert off > first  # scores are kept; flash_attn="auto" keeps none
+    assert off > first  # attention scores are stored; flash_attn="auto" stores none
     on_cpu = resolve(EngineConfig("m", **options, offload_kqv=False), FACTS, machine).memory
     assert [gpu.kv_cache for gpu in on_cpu.gpus] == [0, 0]
     assert on_cpu.kv_cache > 0
@@ -513,7 +513,7 @@ def test_slots_on_gpus_are_what_fits_in_their_memory():
         return resolve(EngineConfig("m", n_ctx=8192, **asked), FACTS, machine).config.n_slots
 
     assert slots(40) == slots(40, n_gpu_layers=5) == 128
-    assert 32 < slots(1.5) < 128  # in half of it
+    assert 32 < slots(1.5) < 128  # slots use half of the memory
     assert slots(40, n_gpus=0, gpus=()) == 32
     assert slots(40, unified_memory=True) == 32
     assert slots(40, offload_kqv=False) == 32

@@ -1,4 +1,4 @@
-"""Profiles: what they hold for, what they fill in, and that a bad file is as good as none."""
+"""Profiles: when they hold, which options they fill in, and that a bad file counts as none."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def pair(key, kind, body):
 
 
 def gguf(*pairs):
-    """A file of two tensors, of 8 numbers each."""
+    """Returns a file with two tensors of 8 numbers each."""
     tensors = b"".join(text(name) + struct.pack("<IQIQ", 1, 8, 0, at) for name, at in (("a", 0), ("b", 32)))
     header = struct.pack("<4sIQQ", b"GGUF", 3, 2, len(pairs)) + b"".join(pairs) + tensors
     return header + bytes(-len(header) % 32 + 64)
@@ -62,7 +62,7 @@ WHOLE = gguf(*LAYERS, TOKENS)
 
 @pytest.mark.parametrize("pairs", [(*LAYERS, TOKENS), (TOKENS, *LAYERS)], ids=["behind", "in front"])
 def test_the_shape_is_read_wherever_the_vocabulary_stands(pairs, tmp_path):
-    """llama.cpp's converter of llama2.c puts it in front."""
+    """llama.cpp's converter for llama2.c writes the vocabulary first."""
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(*pairs))
     assert read_shape(path) == ModelShape("qwen2", "3", "64", "", "8", "2,2,4", 300, "7", 2, len(WHOLE))
@@ -102,7 +102,7 @@ def test_a_profile_comes_back_for_any_file_of_that_shape(model, tmp_path):
     assert profile_store.find(elsewhere, EngineConfig("m")) == profile
     assert profile_store.find(model, EngineConfig("m", type_k="q8_0")) is None
     assert profile_store.here() == [profile]
-    assert [path.name for path in file.parent.iterdir()] == [file.name]  # nothing half-written beside it
+    assert [path.name for path in file.parent.iterdir()] == [file.name]  # no half-written file is left beside it
     elsewhere.write_bytes(WHOLE + b"\0")
     assert profile_store.find(elsewhere, EngineConfig("m")) is None
 
@@ -216,11 +216,11 @@ def test_slots_are_the_rows_that_pay_of_those_that_fit():
     plan = resolve(EngineConfig("m"), FACTS, MACHINE, PROFILE)
     assert plan.config.n_slots == 64
     assert "profile of 2026-01-02" in plan.reasons["n_slots"]
-    tight = replace(MACHINE, available_bytes=7 * 2**29)  # 48 MiB a slot, half of what is free, the weights off
+    tight = replace(MACHINE, available_bytes=7 * 2**29)  # 48 MiB a slot, half of the free memory less the weights
     assert resolve(EngineConfig("m"), FACTS, tight, PROFILE).config.n_slots == 16
     assert resolve(EngineConfig("m", n_slots=7), FACTS, MACHINE, PROFILE).config.n_slots == 7
     flat = replace(PROFILE, stairs=(Stair(1, 20), Stair(8, 40), Stair(16, 80), Stair(32, 158)))
-    assert resolve(EngineConfig("m"), FACTS, MACHINE, flat).config.n_slots == 8  # 1.3 % more with 32 do not count
+    assert resolve(EngineConfig("m"), FACTS, MACHINE, flat).config.n_slots == 8  # 32 rows bring only 1.3 % more
 
 
 def test_spins_of_a_profile_and_the_wish_of_the_user():

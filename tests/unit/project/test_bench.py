@@ -1,4 +1,4 @@
-"""The benchmark without running it: workloads, best flags, limit, ratios, intervals, reports. Figures are invented."""
+"""The benchmark without running it: workloads, best flags, limit, ratios, intervals, reports, with invented figures."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def test_ours_and_its_peers_run_on_one_build(monkeypatch, tmp_path):
 def test_ragged_lengths_are_log_uniform():
     ragged = WORKLOADS["ragged"].shapes
     assert all(16 <= s.prompt <= 256 and 8 <= s.generated <= 256 for s in ragged)
-    # half lie below the geometric middle
+    # half of the values are below the geometric mean of the range
     assert 35 <= sum(s.prompt < 64 for s in ragged) <= 61
     assert 35 <= sum(s.generated < 45 for s in ragged) <= 61
 
@@ -161,12 +161,12 @@ def test_a_peer_that_stops_early_is_refused():
 def test_peers_do_not_inherit_our_packages():
     assert environment({"PYTHONPATH": "x", "VIRTUAL_ENV": "y", "PATH": "/bin", "GOMP_SPINCOUNT": "7"}) == {
         "PATH": "/bin",
-        "GOMP_SPINCOUNT": "7",  # the user's own
+        "GOMP_SPINCOUNT": "7",  # set by the user
     }
 
 
 class FakePeer:
-    """Gives the speeds it was made with, one a round; a text is a failure."""
+    """Returns the speeds that it was made with, one in each round. A text in place of a speed is a failure."""
 
     def __init__(self, name, speeds, called):
         self.name, self.speeds, self.called = name, list(speeds), called
@@ -252,7 +252,7 @@ def test_best_flags_are_remembered_for_their_build_only(tmp_path):
     best.search(WORKLOADS["burst"], measure, lambda text: None)
     assert best.flags("burst") == wanted
     assert len(best.found["burst"]["failed"]) == 4
-    assert limits[0] == float("inf") > limits[1]  # what is much slower than the best so far is given up
+    assert limits[0] == float("inf") > limits[1]  # a setting that is much slower than the best so far is stopped early
     again = grid.Remembered(path, "one build")
     assert (again.flags("burst"), again.flags("tiny")) == (wanted, grid.USUAL)
     assert grid.Remembered(path, "another build").found == {}
@@ -262,7 +262,7 @@ def test_best_flags_are_remembered_for_their_build_only(tmp_path):
 
 
 def test_rows_of_steps_by_hand():
-    # steps 4, 3, 2, 1 on two slots, longest first: 4 | 3, then 2 at step 3 and 1 at step 4
+    # steps 4, 3, 2, 1 on two slots, longest first: 4 and 3 begin, then 2 after step 3, and 1 after step 4
     assert limit.rows_of_steps([5, 4, 3, 2], 2) == {2: 5}
     assert limit.rows_of_steps([5, 2], 4) == {2: 1, 1: 3}
     assert limit.rows_of_steps([1, 1], 4) == {}
@@ -378,7 +378,7 @@ def test_idle_figures_have_their_targets():
     assert (found["more_load_s"]["value"], found["more_load_s"]["met"]) == (0.4, False)
 
 
-# --- another revision ---------------------------------------------------------------------------------------------
+# --- comparison with another revision -----------------------------------------------------------------------------
 
 
 def test_the_interval_holds_the_median_and_narrows_with_pairs():
@@ -400,7 +400,7 @@ def test_the_interval_covers_as_often_as_it_says():
     for number in range(100):
         low, high = pairs.interval([rng.gauss(1.0, 0.1) for _ in range(10)], seed=number)
         covered += low <= 1.0 <= high
-    assert covered >= 85  # 95 expected, three standard deviations are 6.5; the bootstrap is a little narrow for ten
+    assert covered >= 85  # 95 expected, three standard deviations are 6.5; the bootstrap is a bit narrow for ten pairs
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_the_stock_programs_are_built_from_the_source_with_the_needed_patches_al
     assert json.loads((folder / MARKER).read_text().split("\n-D")[0])["patches"].keys() == set(stock.NEEDED)
     assert stock.stock_programs(all_patches()) == folder  # from the cache
     assert len(commands) == 2
-    assert folder != llama_programs.folder(all_patches().key)  # both are kept
+    assert folder != llama_programs.folder(all_patches().key)  # both builds are kept
 
 
 def test_a_failed_build_of_the_stock_programs_names_its_log_and_leaves_nothing(tmp_path, monkeypatch):

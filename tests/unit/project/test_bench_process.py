@@ -65,7 +65,7 @@ def test_the_neighbour_works_and_goes():
 
 
 class Handler(BaseHTTPRequestHandler):
-    """As llama-server: one answer, or a line a token and a summary. Tells of each token before it comes."""
+    """Answers as llama-server: one answer, or a line for each token and a summary. Calls on_token() before a token."""
 
     on_token = staticmethod(lambda: None)
 

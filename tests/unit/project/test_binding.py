@@ -1,4 +1,4 @@
-"""The rewriting of llama-cpp-python's files, on small files."""
+"""The rewriting of llama-cpp-python's files, tried on small files."""
 
 import ast
 import sys
@@ -33,7 +33,7 @@ class _lib:
 
 @pytest.fixture
 def source(tmp_path):
-    """A source package with the smallest binding: all ways of importing that the real one has."""
+    """A source package with a small binding that has all forms of import of the real one."""
     tree = tmp_path / "source"
     package = tree / "llama_cpp"
     (package / "server").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""benchmarks/copies.py without running it: the figures of its rounds, and the sides. Figures are invented."""
+"""benchmarks/copies.py without running it: the figures of its rounds, and the two sides. Figures are invented."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_first_rounds_are_apart_and_later_ones_are_compared_one_by_one():
     assert short["first"] == {"ms": 200, "resident_mib": 20}
     assert short["first of the other"] == {"ms": 700, "resident_mib": 30}
     assert short["first_ratio"] == 3
-    assert short["later_ratio"] == pytest.approx(1.75)  # of 2, 1.5, 1 and 2
+    assert short["later_ratio"] == pytest.approx(1.75)  # the median of 2, 1.5, 1 and 2
     low, high = short["later_interval"]
     assert 1 <= low <= 1.75 <= high <= 2
 

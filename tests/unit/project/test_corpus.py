@@ -1,4 +1,4 @@
-"""The generator of the bundled model's questions, and the checkers that its measured accuracy rests on."""
+"""The generator of questions for the bundled model, and the checkers that measure the model's accuracy."""
 
 from __future__ import annotations
 

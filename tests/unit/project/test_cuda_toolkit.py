@@ -1,4 +1,4 @@
-"""The toolkit of `make cuda-build`: that of nvcc, or links to it with cuBLAS among them."""
+"""The toolkit of `make cuda-build`: the one of nvcc, or a folder of links to it and to cuBLAS."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from tests.cuda import toolkit
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A toolkit without cuBLAS, whose nvcc is called by a script elsewhere on PATH."""
+    """A toolkit without cuBLAS. A script elsewhere on PATH calls its nvcc."""
     own = tmp_path / "cuda-13.0"
     for folder in ("bin", "include", "lib"):
         (own / folder).mkdir(parents=True)
@@ -40,7 +40,7 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def index(monkeypatch):
-    """The package index: the requirements that pip is asked for."""
+    """Replaces the package index. Returns the list of requirements that pip is asked for."""
     asked = []
 
     def pip(command, log, title):

@@ -1,4 +1,4 @@
-"""deploy/: what the manifests say of the server, its metrics and its exit codes holds."""
+"""deploy/: its manifests are right about the server, its metrics and its exit codes."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def job():
 
 @pytest.fixture(scope="module")
 def series():
-    """Names of the samples that a server has, an engine that has done nothing included."""
+    """Returns the names of all samples of a server whose engine has done nothing yet."""
     pytest.importorskip("starlette")
     pytest.importorskip("prometheus_client")
     from llamabatch.engine.stats import EngineStats
@@ -54,7 +54,7 @@ def test_each_file_of_a_folder_is_used_and_each_name_is_there(name):
     used = {each for each in kustomization["resources"] if not each.startswith("../")}
     used |= {each["path"] for each in kustomization.get("patches", ())}
     used |= {file for each in kustomization.get("configMapGenerator", ()) for file in each["files"]}
-    values = {"prometheus-adapter.yaml"}  # of another chart
+    values = {"prometheus-adapter.yaml"}  # values for another chart
     assert {file.name for file in folder.iterdir()} - values == {"kustomization.yaml", *used}
     assert {each["newTag"] for each in kustomization.get("images", ())} <= {__version__}
 
@@ -90,7 +90,7 @@ def test_the_ray_job_has_the_pods_of_the_job_and_a_command_that_is_understood():
             each["persistentVolumeClaim"] for each in wanted["volumes"] if "persistentVolumeClaim" in each
         ]
     assert head["rayStartParams"]["num-cpus"] == "0"
-    assert ray["submissionMode"] == "HTTPMode"  # the only one whose sender the network policy lets in
+    assert ray["submissionMode"] == "HTTPMode"  # the network policy admits only the sender of this mode
     words = ray["entrypoint"].split()
     assert words[:2] == ["llamabatch", "run"]
     given = run.make_context("run", words[2:]).params
@@ -108,7 +108,7 @@ def test_a_pod_needs_no_root_and_writes_to_volumes_alone(name):
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert not container["securityContext"]["allowPrivilegeEscalation"]
     assert spec["automountServiceAccountToken"] is False
-    # a Service of the name llamabatch would give LLAMABATCH_PORT=tcp://..., which is an option of ours
+    # a Service named llamabatch would set LLAMABATCH_PORT=tcp://..., which is also an option of ours
     assert spec["enableServiceLinks"] is False
     mounted = {each["mountPath"]: each for each in container["volumeMounts"]}
     assert {each["name"] for each in mounted.values()} == {each["name"] for each in spec["volumes"]}
@@ -119,7 +119,7 @@ def test_a_pod_needs_no_root_and_writes_to_volumes_alone(name):
     assert not mounted["/tmp"].get("readOnly")
     env = {each["name"]: each["value"] for each in container["env"]}
     assert mounted[MODELS]["readOnly"]
-    assert env["LLAMABATCH_MODEL"] == "tiny"  # as the memory beside it
+    assert env["LLAMABATCH_MODEL"] == "tiny"  # the memory is set for this model
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
 
@@ -236,7 +236,7 @@ def test_the_dashboard_reads_series_that_there_are(series):
 
 
 def pods():
-    """The labels and the spec of each kind of pod, by a name for messages."""
+    """Yields the labels and the spec of each kind of pod, and a name for messages."""
     for folder in FOLDERS:
         for name, made in rendered(folder).items():
             spec = made.get("spec", {})
@@ -264,7 +264,7 @@ def test_pods_are_spread_by_their_own_labels():
     spread = {}
     for name, labels, spec in pods():
         for each in spec.get("topologySpreadConstraints", ()):
-            assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # one node is enough
+            assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # one node is enough for all pods
             assert each["labelSelector"]["matchLabels"].items() <= labels.items(), name
             spread.setdefault(name.partition(":")[0], []).append(each["topologyKey"])
     zones = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
@@ -295,7 +295,7 @@ def test_a_fetched_model_is_where_the_server_looks_for_it(tmp_path):
     spec = pod(rendered("serve-fetch")["Deployment/llamabatch"])
     [fetch], [server], volume = spec["initContainers"], spec["containers"], spec["volumes"][0]
     assert fetch["image"] == server["image"]
-    assert "images" not in documents(DEPLOY / "kubernetes" / "serve-fetch" / "kustomization.yaml")[0]  # named once
+    assert "images" not in documents(DEPLOY / "kubernetes" / "serve-fetch" / "kustomization.yaml")[0]  # named only once
     assert fetch["securityContext"] == server["securityContext"]
     assert (volume["name"], volume["persistentVolumeClaim"]["readOnly"]) == ("models", False)
     mounts = {each["name"]: each for each in fetch["volumeMounts"]}
@@ -313,7 +313,7 @@ def test_a_fetched_model_is_where_the_server_looks_for_it(tmp_path):
     [line] = fetch["args"]
     command = [*fetch["command"], line.replace(MODELS, str(models))]
     named = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "https://models.example.com/a b.gguf"}
-    for _ in range(2):  # a second pod finds it there
+    for _ in range(2):  # a second pod finds the file
         subprocess.run(command, check=True, env=named)
     assert (tmp_path / "asked").read_text() == "pull https://models.example.com/a b.gguf\n" * 2
     assert {each.name: each.read_text() for each in models.iterdir()} == {
@@ -333,7 +333,7 @@ def test_the_autoscaler_reads_what_the_adapter_gives(series):
     assert series >= {name}
     target = autoscaler["spec"]["scaleTargetRef"]
     made = rendered("serve")[f"{target['kind']}/{target['name']}"]
-    assert "replicas" not in made["spec"]  # else each `kubectl apply` would set them back
+    assert "replicas" not in made["spec"]  # otherwise each `kubectl apply` would reset the number of replicas
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_the_autoscaler_reads_what_the_adapter_gives(series):
     [(4, 32, 1, 6), (4, 32, 0, 5), (1, 32, 32, 3), (4, 25, 0, 4), (4, 8, 0, 2), (4, 0, 0, 1)],
 )
 def test_the_autoscaler_keeps_busy_pods(pods, running, waiting, wanted):
-    """The rule of a HorizontalPodAutoscaler: the sum of the pods' values, divided by the target, rounded up."""
+    """The rule of a HorizontalPodAutoscaler: add the values of all pods, divide by the target, round up."""
     from llamabatch.engine.stats import EngineStats
     from llamabatch.monitor.prometheus import gauges
 
@@ -356,7 +356,7 @@ def test_the_autoscaler_keeps_busy_pods(pods, running, waiting, wanted):
 
 @pytest.mark.parametrize("name", ["serve", "job"])
 def test_the_memory_of_a_pod_is_that_of_the_model_that_it_loads(name):
-    """The file without its patch names neither: with another model's file in the volume nothing changes by itself."""
+    """Without its patch, the file names neither memory nor model: another model in the volume changes nothing there."""
     folder = DEPLOY / "kubernetes" / name
     [bare] = documents(folder / {"serve": "deployment.yaml", "job": "job.yaml"}[name])
     [container] = pod(bare)["containers"]
@@ -375,10 +375,10 @@ def test_the_job_has_a_shard_for_each_index(job):
     assert job["spec"]["completionMode"] == "Indexed"
     [line] = container["args"]
     assert '--shard "$((JOB_COMPLETION_INDEX+1))/${SHARDS}"' in line
-    assert line.startswith("exec ")  # a shell as the first process would keep SIGTERM to itself
+    assert line.startswith("exec ")  # with a shell as the first process, SIGTERM would not reach the job
     [index] = [each for each in job["spec"]["podFailurePolicy"]["rules"] if each["action"] == "FailIndex"]
     table = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
-    for code in index["onExitCodes"]["values"]:  # the same command would end alike
+    for code in index["onExitCodes"]["values"]:  # the same command would fail again
         assert re.search(rf"^\| {code} \| (some rows are errors|usage)", table, flags=re.M)
 
 

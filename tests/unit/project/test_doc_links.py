@@ -1,4 +1,4 @@
-"""The pages link to pages, headings and files that exist; docs/index.md leads to each page."""
+"""The pages link to pages, headings and files that exist. docs/index.md links to each page."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def prose(page: Path) -> str:
-    """The text without its blocks of code."""
+    """Returns the text of a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -59,6 +59,6 @@ def test_each_page_is_at_most_two_links_from_the_index():
 
 
 def linked(page: Path) -> set[Path]:
-    """The pages of docs/ that a page links to."""
+    """Returns the pages of docs/ that a page links to."""
     files = {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+\.md)[)#]", prose(page))}
     return {file for file in files if file.is_relative_to(DOCS)}

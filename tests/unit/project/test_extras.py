@@ -1,4 +1,4 @@
-"""The extras of pyproject.toml stand in `llamabatch doctor`, too."""
+"""`llamabatch doctor` knows the extras of pyproject.toml."""
 
 import re
 from pathlib import Path

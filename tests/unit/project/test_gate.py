@@ -1,4 +1,4 @@
-"""The gate: what fails it, which tests wait for `make test-all`, and a core for each worker."""
+"""The gate: what fails it, which tests wait for `make test-all`, and one core for each worker."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def test_other():
 
 
 def pytest_of(folder, *arguments):
-    """Ends as a run of pytest with the gate's plugins over a folder."""
+    """Runs pytest with the gate's plugins over a folder. Returns the finished process."""
     plugins = ["-p", "tests.gate.workers", "-p", "tests.gate.unsteady", "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-q", *arguments],
@@ -75,7 +75,7 @@ def test_unsteady_tests_of_workers_are_named_and_a_worker_that_dies_fails_the_ru
 
 
 def test_a_test_has_the_same_name_in_every_process(tmp_path):
-    """Workers that collect different tests do not begin; they have other hash seeds, and a second may end meanwhile."""
+    """Workers that collect different tests stop. Their hash seeds differ, and the clock may reach another second."""
     (tmp_path / "later.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() + 1000\n")
     names = []
     for plugins in ([], ["-p", "later"]):
@@ -125,7 +125,7 @@ def test_parts_have_all_tests_and_are_due_after_a_change_that_they_see():
     assert {"native_patches/kernels/fattn-block.cpp", "tests/model/conftest.py"} <= kernels
     assert "llamabatch/server/application.py" not in kernels
     assert "docs/compare.md" not in kernels
-    assert "docs/compare.md" in inputs.seen_by(["tests/unit/tools/test_compare_report.py"])  # which names it
+    assert "docs/compare.md" in inputs.seen_by(["tests/unit/tools/test_compare_report.py"])  # that test names the page
     assert inputs.digest(kernels) != inputs.digest(kernels - {"tests/model/conftest.py"})
 
 
@@ -142,7 +142,7 @@ def test_a_part_that_has_passed_is_due_once_a_file_that_it_sees_has_changed(tmp_
 
 
 def test_no_slow_test_is_unknown():
-    """A line of slow.txt that names no test is of one that has another name now."""
+    """A line of slow.txt that names no test belongs to a test that was renamed."""
     for line in marks.FILE.read_text().splitlines():
         if not line.startswith("#"):
             file, _, name = line.split(" ", 1)[1].partition("::")

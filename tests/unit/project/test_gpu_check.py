@@ -1,4 +1,4 @@
-"""`make gpu-pack` and `make gpu-check`: what goes into the bundle, the order of the parts, and what is told of them."""
+"""`make gpu-pack` and `make gpu-check`: the content of the bundle, the order of the parts, and the report on them."""
 
 import io
 import json
@@ -30,7 +30,7 @@ THREE = (Part("build", 100, "builds"), Part("memory", 50, "compares"), Part("bur
         ("llama_cpp/llama.py", True),
         (".git/HEAD", True),
         ("vendor/llama.cpp/ggml/src/ggml-cuda/fattn.cu", True),
-        ("vendor/llama.cpp/scripts/ui-assets.cmake", True),  # the server's build runs it
+        ("vendor/llama.cpp/scripts/ui-assets.cmake", True),  # the build of the server runs it
         ("vendor/llama.cpp/tools/server/server.cpp", True),
         ("vendor/llama.cpp/ggml/src/ggml-sycl/common.cpp", False),
         ("examples/server/server.py", False),
@@ -74,7 +74,7 @@ def test_the_wheels_are_those_that_llamabatch_and_its_tests_need():
     asked = {re.match(r'\s*"([\w.-]+)', line)[1] for line in run_time.splitlines() if line.strip().startswith('"')}
     assert {"numpy", "llguidance"} < asked
     packed = {re.match(r"[\w.-]+", package)[0] for package in pack.NEEDED}
-    assert asked - {"tomli"} <= packed  # the parser of Pythons before 3.11
+    assert asked - {"tomli"} <= packed  # only Pythons before 3.11 need this parser
     assert {"pytest", "pytest-timeout", "hypothesis", "gguf", "diskcache", "typing_extensions"} <= packed
 
 
@@ -111,14 +111,14 @@ def test_a_bundle_names_the_pythons_that_it_has_wheels_for(tmp_path):
     assert done.returncode == 1
     assert f"it has wheels for Python 3.99; this is 3.{sys.version_info.minor}" in done.stderr
     environment = start.environment_of(bundle, {"PATH": "/bin", "PYTHONHOME": "/else"})
-    assert environment["PIP_FIND_LINKS"].endswith("a%20folder/wheels")  # pip splits at blanks
+    assert environment["PIP_FIND_LINKS"].endswith("a%20folder/wheels")  # pip splits the list at blanks
     assert environment["LLAMABATCH_SOURCE"] == str(bundle / "sources" / "package.tar.xz")
     assert "PYTHONHOME" not in environment
 
 
 @pytest.fixture
 def fake_build(tmp_path, monkeypatch):
-    """A build whose source and compiler are not there; the list of what was done."""
+    """Replaces the source and the compiler of a build. Returns the plan, and the list of steps that were run."""
     flags = ("-DGGML_NATIVE=ON", "-DLLAMA_BUILD_COMMON=OFF", "-DGGML_RPC=ON")
     plan, done = Plan("rpc", flags, {}, {}, "c++ 1", "cpu", {}), []
 
@@ -168,7 +168,7 @@ def test_one_build_has_the_package_and_the_programs_and_goes_on_where_it_was_sto
     names = {path.name for path in build.programs(plan).iterdir()}
     assert names == {f"lib{binding.PREFIX}llama.so", f"lib{binding.PREFIX}ggml-rpc.so", *PROGRAMS}
     assert json.loads((build.package(plan) / build.MARKER).read_text())["backend"] == "rpc"
-    assert [path.name for path in build.folder_of(plan).iterdir()] == [binding.PACKAGE]  # nothing of gigabytes stays
+    assert [path.name for path in build.folder_of(plan).iterdir()] == [binding.PACKAGE]  # the build folder is removed
     build.build("rpc", log)
     assert len(done) == 4
 
@@ -193,7 +193,7 @@ def run(folder, clock, budget_s=200.0):
 
 def test_parts_run_in_their_order_and_go_on_in_the_next_call(tmp_path):
     clock = Clock({"build": [90], "memory": [40], "burst": [10]})
-    assert run(tmp_path, clock) == ["burst"]  # 70 s are left, of its 80
+    assert run(tmp_path, clock) == ["burst"]  # 70 s are left, but the part needs 80 s
     assert clock.ran == [("build", 100), ("memory", 50)]
     assert run(tmp_path, clock) == []
     assert [name for name, _ in clock.ran] == ["build", "memory", "burst"]

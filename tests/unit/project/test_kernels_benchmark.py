@@ -25,7 +25,10 @@ def test_the_floor_is_what_takes_longer():
 
 
 def test_no_step_is_below_the_floor():
-    """8 rows are said to take 50 ms as in prefill; a step of 64 takes 160. Reading is said to take 20; one took 10."""
+    """The floor uses the best rates.
+
+    8 rows take 50 ms at the rate of prefill, but 64 rows take only 160 ms. Reading takes 20 ms, but once took 10 ms.
+    """
     many = dataclasses.replace(point(64, patched=0.16), multiply_s=0.4)
     assert [p.multiply_s for p in kernels.with_best_rates([point(8), many])] == pytest.approx([0.02, 0.16])
     few = dataclasses.replace(point(1, patched=0.01), multiply_s=0.005)
@@ -98,7 +101,7 @@ def test_all_programs_of_the_checks_are_there():
 
 
 def test_the_share_of_a_roof_is_that_of_the_products_alone():
-    """4e9 products of 1e9 bytes in 0.02 s, beside another operation."""
+    """The step computes 4e9 products of 1e9 bytes in 0.02 s, and another operation beside them."""
     seen = {
         "operations": {"MUL_MAT q8_0": 0.015, "MUL_MAT f32": 0.005, "ADD": 0.3},
         "products": {"MUL_MAT q8_0": 3.9e9, "MUL_MAT f32": 0.1e9},
@@ -114,7 +117,7 @@ def test_the_share_of_a_roof_is_that_of_the_products_alone():
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_roof_of_the_product_instruction_is_measured():
-    """A CPU with neither instruction has none."""
+    """A CPU with neither instruction has no roof."""
     roofs = operations.product_roofs(1)
     assert set(roofs) <= {"vpdpbusd", "vdpbf16ps", "vfmadd231ps", "tdpbssd"}
     assert ("vpdpbusd" in roofs) == ("avx512_vnni" in cpu.cpu_flags())

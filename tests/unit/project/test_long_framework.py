@@ -1,4 +1,4 @@
-"""`make test-long` runs missing cases, keeps each outcome and survives its cases."""
+"""`make test-long` runs missing cases, stores each outcome, and goes on when a case dies."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def test_a_case_that_dies_or_hangs_costs_itself_alone(tmp_path, state, other, er
     over = []
 
     class Timer(threading.Timer):
-        """Its time is over once case 2 hangs."""
+        """A timer that expires when case 2 hangs."""
 
         def run(self):
             until(lambda: self.finished.is_set() or (not over and ran(tmp_path) == [0, 1, 2]))
@@ -128,13 +128,13 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
     assert kept.missing(figure) == [2, 3, 4, 5]
     started = len(ran(tmp_path))
     time.sleep(0.3)
-    assert len(ran(tmp_path)) == started  # no process goes on in the background
+    assert len(ran(tmp_path)) == started  # no worker still runs cases
     program.run([figure], kept, folder=tmp_path)
     assert ran(tmp_path)[started:] == [2, 3, 4, 5]
 
 
 def test_a_worker_that_was_stopped_starts_no_process(tmp_path):
-    """The thread that runs cases may come to the next one while another thread stops them."""
+    """The thread that runs cases may reach the next case while another thread stops the worker."""
     with workers.Worker(figure_of(tmp_path), tmp_path, "") as worker:
         assert worker.run(0).error is None
     assert worker.run(1) is None
@@ -142,7 +142,7 @@ def test_a_worker_that_was_stopped_starts_no_process(tmp_path):
 
 
 def with_tests():
-    """The environment of a program that imports from the checkout wherever it starts."""
+    """Returns the environment for a program that imports from the checkout, whatever its working directory is."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(subprogram.import_path())}
 
 
@@ -162,7 +162,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path, begun):
     state = State(tmp_path / "state.json")
     assert set(state.outcomes(figure)) == {0, 1}
     assert len(workers) == 1
-    assert not psutil.wait_procs(workers, timeout=60)[1]  # it ends in the middle of its case
+    assert not psutil.wait_procs(workers, timeout=60)[1]  # the worker ends while its case runs
     (tmp_path / "log.txt.go").touch()
     program.run([figure], state, folder=tmp_path)
     assert state.missing(figure) == []
@@ -214,7 +214,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert (failed.exit_code, "worse, case 2: AssertionError: two" in failed.output) == (1, True)
     assert "fake: 6 of 6 run, 0 failed. each case writes its number" in command("--list").output
     before = len(ran(tmp_path))
-    assert command("--only", "worse").exit_code == 1  # the failed one alone
+    assert command("--only", "worse").exit_code == 1  # only the failed case is run again
     assert len(ran(tmp_path)) == before + 1
     assert command("--only", "fake", "--again").exit_code == 0
     assert len(ran(tmp_path)) == before + 7

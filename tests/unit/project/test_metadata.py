@@ -1,4 +1,4 @@
-"""What an index shows of the project: its metadata, and README.md away from the repository."""
+"""What a package index shows of the project: its metadata, and README.md outside of the repository."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ ADDRESS = "https://example.org/owner/llamabatch"
 
 
 def links(text):
-    """Targets of all links and pictures outside of code."""
+    """Returns the targets of all links and pictures outside of code."""
     return re.findall(r"\]\(([^()\s]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
 
 

@@ -24,7 +24,7 @@ def test_every_field_and_alias_is_on_the_page():
     assert {*AS_HERE, *OPTIONS_AS_HERE} - set(re.findall(r"`(\w+)`", PAGE)) == set()
 
 
-# what vLLM 0.11 takes: vllm/entrypoints/llm.py, its EngineArgs that people give, and vllm/sampling_params.py
+# options of vLLM 0.11: vllm/entrypoints/llm.py, common fields of EngineArgs, and vllm/sampling_params.py
 VLLM_OPTIONS = """model runner convert tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code
 tensor_parallel_size dtype quantization revision tokenizer_revision seed gpu_memory_utilization swap_space
 cpu_offload_gb enforce_eager disable_custom_all_reduce hf_token hf_overrides mm_processor_kwargs pooler_config

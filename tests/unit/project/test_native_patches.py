@@ -1,4 +1,4 @@
-"""The build of the native library, without building: patches, cache key, failures in one sentence."""
+"""The build of the native library, without building: patches, cache key, and failures told in one sentence."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A source tree with one file, inside a git repository: there `git apply` skips files without a word."""
+    """A source tree with one file, inside a git repository. `git apply` skips files silently there."""
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -48,7 +48,7 @@ def make_patch(folder, removed="two"):
 
 @pytest.mark.parametrize("patch", source.patches(), ids=lambda patch: patch.name)
 def test_every_patch_says_what_it_is_for_and_is_a_hook(patch):
-    """Whole new files stand in native_patches/kernels."""
+    """No patch adds a whole file: new files are in native_patches/kernels."""
     header, text = source.header(patch), patch.read_text(encoding="utf-8")
     assert all(words in header for words in ("Without it:", "Upstream:", "Merged when:"))
     assert "+++" not in header
@@ -58,7 +58,7 @@ def test_every_patch_says_what_it_is_for_and_is_a_hook(patch):
 
 
 def test_every_build_defines_once_what_clang_finds_twice(tmp_path, monkeypatch):
-    """`llamabatch build` with Clang links repack.cpp and repack-rows.cpp, which both have repack-any-rows.h."""
+    """With Clang, `llamabatch build` links repack.cpp and repack-rows.cpp, which both include repack-any-rows.h."""
     for folder in source.KERNELS.values():
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     counted = source.patches()
@@ -71,7 +71,7 @@ def test_every_build_defines_once_what_clang_finds_twice(tmp_path, monkeypatch):
     assert len(re.findall(r"^template <> inline constexpr bool any_rows<", header, flags=re.MULTILINE)) == 4
     assert not re.search(r"^template <> constexpr", header, flags=re.MULTILINE)
     held = [path.relative_to(source.PATCH_FOLDER).parts[0] for path in source.build_files()]
-    assert source.UNCOUNTED_FOLDER.name in held  # a pip install builds, too
+    assert source.UNCOUNTED_FOLDER.name in held  # a pip install also builds
     assert not {path.name for path in real(source.UNCOUNTED_FOLDER)} & {path.name for path in counted}
 
 
@@ -268,7 +268,7 @@ def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, mon
 def test_a_cuda_build_names_its_architectures_with_and_without_a_gpu(
     cards, variables, nvcc, wanted, plan, monkeypatch, capsys
 ):
-    """Without a GPU ggml would ask CMake for "native", and every build of a container would fail."""
+    """Without named architectures ggml asks CMake for "native", and a build of a container without a GPU fails."""
     told = {"nvidia-smi": cards, "nvcc": f"Cuda compiler driver\nBuild cuda_{nvcc}.r{nvcc}/compiler.1\n"}
     real = machine._output
     monkeypatch.setattr(machine, "_output", lambda line: told[line[0]] if line[0] in told else real(line))

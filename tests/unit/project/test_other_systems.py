@@ -1,4 +1,4 @@
-"""Windows and macOS on Linux: what they lack is taken away. No run on these systems."""
+"""Windows and macOS imitated on Linux: what they lack is removed. Nothing runs on these systems."""
 
 import json
 import subprocess

@@ -8,7 +8,7 @@ import pytest
 from tests.model.test_docs import PAGES, QUOTES
 from tests.pages.__main__ import packages
 
-# modules that come with no dependency of llamabatch, and words of the packages that bring them
+# modules that no dependency of llamabatch installs -> words of the packages that install them
 BROUGHT_BY = {
     **{"starlette": "llamabatch[server", "gguf": "tools]", "pydantic": "pydantic|langchain", "httpx": "httpx"},
     **{"pandas": "pandas|dask|ray", "polars": "polars", "pyarrow": "parquet]", "dask": "dask", "pyspark": "pyspark"},
@@ -25,4 +25,4 @@ def test_a_page_names_the_packages_of_its_examples(page):
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", code, flags=re.M))
     for module in imported - sys.stdlib_module_names - {"llamabatch", "numpy"}:
         assert any(word in named for word in BROUGHT_BY[module].split("|")), module
-    assert "httpx2" in named or "TestClient" not in code  # Starlette's client in place of a network needs it
+    assert "httpx2" in named or "TestClient" not in code  # Starlette's TestClient needs it

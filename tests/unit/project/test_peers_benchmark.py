@@ -18,7 +18,7 @@ NEVER = 1e18
 
 
 class Engine:
-    """An engine of so many tokens a second; others take `shares` of the CPU, one of them in each measurement."""
+    """An engine with `tps` tokens a second. Other processes use one of `shares` of the CPU in each measurement."""
 
     def __init__(self, name, tps, shares=(0.0,), log=None, reads=lambda path: True):
         self.name, self.tps, self.reads = name, tps, reads
@@ -36,7 +36,7 @@ class Engine:
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measurements are the engines' own figures."""
+    """Replaces measurements by the figures of the fake engines."""
 
     def once(session, setup, workload, rng):
         session.log.append((session.name, rng.random()))
@@ -60,7 +60,7 @@ def test_each_engine_begins_a_round_and_ids_are_fresh(measured):
     log, known = [], {}
     run([Engine("a", 10, log=log), Engine("b", 20, log=log)], known, 2)
     assert [name for name, _ in log] == ["a", "b", "b", "a", "close", "close"]
-    assert len({drawn for _, drawn in log[:4]}) == 2  # the ids of a round are the same for all
+    assert len({drawn for _, drawn in log[:4]}) == 2  # all engines of a round get the same token ids
     assert {peer: len(row.results) for (_, peer), row in known.items()} == {"a": 2, "b": 2}
 
 
@@ -89,7 +89,7 @@ def test_a_run_goes_on_from_its_file(measured, monkeypatch):
     before = len(log)
     run([Engine("a", 10, log=log)], again, 2)
     run([Engine("a", 10, log=log)], again, 9, deadline=time.monotonic() - 1)
-    assert len(log) == before  # nothing is loaded where nothing is missing, or time is up
+    assert len(log) == before  # no engine is loaded when nothing is missing, or when the time is over
 
 
 def test_a_peer_that_cannot_read_a_file_gets_the_nearest(measured, monkeypatch):

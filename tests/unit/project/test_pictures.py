@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md are what docs/make_pictures.py draws from today's imports."""
+"""The pictures of docs/architecture.md are those that docs/make_pictures.py draws from today's imports."""
 
 import importlib.util
 from pathlib import Path

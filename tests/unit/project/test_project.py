@@ -1,4 +1,4 @@
-"""The shape of the project: public names, the rooms and their imports, what importing costs."""
+"""The shape of the project: public names, the rooms and their imports, and the cost of importing."""
 
 import ast
 import subprocess
@@ -15,7 +15,7 @@ from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 PACKAGE = Path(llamabatch.__file__).parent
 REPOSITORY = Path(__file__).parents[3]
 
-# A room imports what stands in the lines above its own, and itself; docs/architecture.md has both tables.
+# A room imports itself and the rooms in lines above its own. docs/architecture.md has both tables.
 TABLE = (
     ("errors", "native_build"),
     ("utils",),
@@ -42,7 +42,7 @@ TABLE = (
     ("__init__", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(TABLE) for room in rooms}
-# The same within the server: a dialect imports no other one, and batches know no dialect.
+# The table of the server's rooms: a dialect imports no other dialect, and batches know no dialect.
 SERVER = (
     ("options",),
     ("http",),
@@ -54,7 +54,7 @@ SERVER = (
     ("application",),
     ("run", "__init__"),
 )
-DATA = "bundled"  # the bundled model: no code
+DATA = "bundled"  # the room of the bundled model, which has no code
 NATIVE = {"llama_cpp", "numpy", "ctypes"}
 
 
@@ -64,12 +64,12 @@ def module_of(path: Path, root: Path = PACKAGE.parent) -> str:
 
 
 def sources(*folders: str) -> dict[str, Path]:
-    """Module name -> file, of all Python below these folders of the repository."""
+    """Returns module name -> file, for all Python files below these folders of the repository."""
     return {module_of(path, REPOSITORY): path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")}
 
 
 def imports(path: Path) -> set[str]:
-    """Modules that a file names in any import, also inside functions; `from a import b` names a and a.b."""
+    """Returns the modules that a file names in any import, also inside functions. `from a import b` names a and a.b."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def imports(path: Path) -> set[str]:
 
 
 def imported_files(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of `known` that a file imports; of `from a import b` only a.b where that is a module."""
+    """Returns the modules of `known` that a file imports. `from a import b` counts as a.b only if that is a module."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -99,7 +99,7 @@ def room_of(module: str, depth: int = 1) -> str:
 
 
 def upward(known: dict[str, Path], table: Sequence[Sequence[str]], depth: int = 1) -> list[str]:
-    """Imports between rooms, at a depth of folders, that go to no lower line of a table."""
+    """Returns the imports between rooms that do not go to a line above in the table. `depth` counts folders."""
     level = {room: place for place, rooms in enumerate(table) for room in rooms} | {DATA: -1}
     return [
         f"{path.relative_to(REPOSITORY)} imports {other}"
@@ -146,7 +146,7 @@ def test_no_circle_of_files():
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of files each of which reaches the others."""
+    """Returns groups of files in which each file reaches all others by imports."""
     reach = {}
     for start in edges:
         seen, todo = set(), [start]
@@ -214,7 +214,7 @@ def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
 
 
 def test_what_takes_time_to_import_waits_until_it_is_asked_for():
-    """So that the command line has taken over signals by then."""
+    """The command line must handle signals before the slow imports."""
     code = (
         "import sys; before = set(sys.modules)\n"
         "import llamabatch.__main__\n"

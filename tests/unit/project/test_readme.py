@@ -22,7 +22,7 @@ def test_it_is_short_and_begins_with_a_picture():
 
 
 def test_the_tables_are_those_of_the_json():
-    """`python -m benchmarks.tables` fills them."""
+    """`python -m benchmarks.tables` writes the figures into the tables."""
     for path, text in tables.pages().items():
         assert path.read_text(encoding="utf-8") == text, path
 

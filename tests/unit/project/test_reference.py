@@ -1,4 +1,4 @@
-"""docs/reference.md is what the docstrings say, and every public name has one."""
+"""docs/reference.md is made from the docstrings, and every public name has a docstring."""
 
 import importlib.util
 import inspect

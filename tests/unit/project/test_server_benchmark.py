@@ -1,4 +1,4 @@
-"""The figures of benchmarks/server_http.py: medians, ratios of a round, processor time a token, targets."""
+"""The figures of benchmarks/server_http.py: medians, ratios in a round, processor time for each token, targets."""
 
 import dataclasses
 

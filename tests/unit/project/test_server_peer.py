@@ -1,4 +1,4 @@
-"""llama.cpp's own server tests against ours: the program between them, and the record of the ids that fail."""
+"""llama.cpp's own server tests against our server: the program in between, and the record of tests that fail."""
 
 import re
 from pathlib import Path

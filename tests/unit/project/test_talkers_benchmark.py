@@ -1,4 +1,4 @@
-"""benchmarks/talkers.py without running it: figures of a round, curves, verdict, picture. Figures are invented."""
+"""benchmarks/talkers.py without running it: figures of a round, curves, verdict and picture, from invented figures."""
 
 import json
 import math
@@ -83,7 +83,7 @@ def test_the_verdict_names_the_settings_of_which_it_does_not_hold():
         found = talkers_curve.verdict([*ours, *rows])[gap]
         met = not not_beaten and not ours_beaten
         assert found == {"stock_not_beaten": not_beaten, "ours_beaten": ours_beaten, "met": met}
-    assert not talkers_curve.verdict(ours)["p99_gap_s"]["met"]  # nothing was compared
+    assert not talkers_curve.verdict(ours)["p99_gap_s"]["met"]  # no other program was measured
 
 
 def test_the_document_the_lines_and_the_picture(tmp_path):

@@ -31,7 +31,7 @@ def test_speeds_and_shares():
     assert found["shares"]["1 rows"] == pytest.approx(9e8 / 0.1 / 3e10)
     assert found["shares"]["32 rows"] == pytest.approx(32e9 / 0.1 / 1e12)
     assert found["shares"]["prompt"] == pytest.approx((9e8 * 1500 + 1e8) / 0.1 / 1e12)
-    assert set(cell(kind="F16")["shares"]) == {"1 rows"}  # ROOFS have no instruction for it
+    assert set(cell(kind="F16")["shares"]) == {"1 rows"}  # ROOFS has no instruction for F16
     assert len(types.line(found)) == len(types.HEAD)
 
 

@@ -1,4 +1,4 @@
-"""`llamabatch build` without a compiler: the steps of a build, its failures, what it leaves, and the list."""
+"""`llamabatch build` without a compiler: the steps of a build, its failures, the files that it leaves, and the list."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ NINJA = "[1/4] Building CXX object a.o\n[2/4] Building CXX object b.o\n[4/4] Lin
 
 
 class Compiler:
-    """In place of run_logged: keeps the commands, writes a recorded output, makes the libraries."""
+    """Replaces run_logged: stores the commands, writes a recorded output, and makes empty libraries."""
 
     def __init__(self):
         self.commands, self.shown = [], []
@@ -162,7 +162,7 @@ def test_an_interrupted_build_leaves_nothing(compiler, cache, plan, capsys):
 
 def test_what_a_killed_build_left_goes_with_the_next_one(compiler, cache, plan):
     (cache / "builds" / "build-killed" / "ready").mkdir(parents=True)
-    (cache / "builds" / plan.key / "llamabatch_llama").mkdir(parents=True)  # without its marker
+    (cache / "builds" / plan.key / "llamabatch_llama").mkdir(parents=True)  # the package has no marker
     assert builds.kept()[0].made == 0
     builds.make(plan, __version__)
     assert left(cache) == sorted([plan.key, "lock"])
@@ -182,7 +182,7 @@ def test_a_stopped_build_for_gpus_goes_on_where_it_was(error, compiler, cache, p
     assert left(cache) == [place.name, "lock"]
     assert builds.kept() == []
     compiler.error, compiler.status = None, 0
-    shutil.rmtree(place / "build", ignore_errors=True)  # this compiler makes it anew
+    shutil.rmtree(place / "build", ignore_errors=True)  # the compiler makes the folder again
     package, built = builds.make(cuda_plan, __version__)
     assert built
     assert package.is_dir()
@@ -204,7 +204,7 @@ def test_a_cuda_build_finds_its_toolkit_wherever_it_lies(compiler, cache, cuda_p
     [flag] = [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
     assert flag == f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-O1 '-Wl,-rpath,{library.parent}'"
     known = compiler.cmake_cache.replace("-Wl,-O1", flag.partition("=")[2])
-    assert recipe.toolkit_flag(known) == flag  # a build that goes on links nothing anew
+    assert recipe.toolkit_flag(known) == flag  # a build that is continued links nothing again
     compiler.commands.clear()
     builds.make(plan, __version__)
     assert not [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
@@ -238,7 +238,7 @@ def test_another_build_removes_a_stopped_one(compiler, cache, plan, cuda_plan):
 def test_a_build_without_the_driver_of_the_gpu_is_kept(
     missing, accepted, compiler, cache, cuda_plan, monkeypatch, capsys
 ):
-    """As in a container that is built: the toolkit has a stub to link with, and nothing to load."""
+    """As when a container is built: the toolkit has a stub library for linking, but no driver to load."""
     complaint = f"RuntimeError: Failed to load shared library: {missing}: cannot open shared object file"
 
     def prove(folder):
@@ -363,7 +363,7 @@ def test_a_backend_that_cannot_be_built_is_refused_with_what_is_missing(cache, m
 
 @pytest.fixture
 def sdk(cache, tmp_path, monkeypatch):
-    """What a Vulkan SDK must have, as far as it is looked at."""
+    """A Vulkan SDK with the files that the build checks."""
     if sys.platform == "win32" or not sampler_library.find_compiler():
         pytest.skip("no compiler of POSIX")
     sdk = tmp_path / "sdk"
@@ -388,14 +388,14 @@ def sdk(cache, tmp_path, monkeypatch):
 def test_vulkan_is_looked_for_with_the_compiler(sdk, monkeypatch):
     plan = machine.make_plan("vulkan")
     assert "-DGGML_VULKAN=ON" in plan.flags
-    assert plan.compiler.endswith("; shaderc v2024.1")  # another one makes other shaders
+    assert plan.compiler.endswith("; shaderc v2024.1")  # another shader compiler makes other shaders
     monkeypatch.setenv("CMAKE_PREFIX_PATH", str(sdk))
     monkeypatch.delenv("VULKAN_SDK")
     assert machine.make_plan("vulkan") == plan
     (sdk / "include" / "vulkan" / "vulkan.hpp").write_text("#error no\n")
     with pytest.raises(SetupFailure, match="lacks the Vulkan headers: install"):
         machine.make_plan("vulkan")
-    monkeypatch.setenv("CMAKE_ARGS", "-DVulkan_INCLUDE_DIR=/mine")  # what the user tells CMake is not looked for
+    monkeypatch.setenv("CMAKE_ARGS", "-DVulkan_INCLUDE_DIR=/mine")  # nobody looks for what the user gives CMake
     assert "-DVulkan_INCLUDE_DIR=/mine" in machine.make_plan("vulkan").flags
 
 
@@ -489,7 +489,7 @@ def test_no_compiler_names_what_to_install(cache, monkeypatch):
 
 
 def test_the_builder_runs_on_a_bare_python():
-    """It is imported without any package of the environment."""
+    """The module is imported without any package of the environment."""
     code = "import llamabatch.native_build.builds"
     environment = {**os.environ, "PYTHONPATH": str(Path(source.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)

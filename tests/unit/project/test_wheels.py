@@ -1,4 +1,4 @@
-"""What the wheels are made of: the CPU variants, the dependencies of a release, the key of a build."""
+"""The content of the wheels: the CPU variants, the dependencies of a release, the key of a build."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_unknown_names_are_refused_with_the_list():
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_a_better_variant_never_runs_where_the_next_one_for_its_kind_does_not(arch):
-    """The list is read from the best: a CPU that can run one must not be given a worse one that comes first."""
+    """The list is read from the best variant on: a CPU must not get a worse variant that comes before a better one."""
     found = variants.VARIANTS[arch]
     assert found[-1].needs == []
     for place, better in enumerate(found):
@@ -272,7 +272,7 @@ int main(void) {
 
 
 def compiled(check, folder, *team_flags):
-    """The program of a check with our teams of threads, without libgomp."""
+    """Compiles a check with our teams of threads, without libgomp. Returns the program."""
     (folder / "check.c").write_text(check)
     compiler = shutil.which("gcc") or shutil.which("cc")
     command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{wheels.PORTABLE}"]
@@ -292,7 +292,7 @@ def compiled(check, folder, *team_flags):
 @pytest.mark.parametrize("spins", ["0", "3000"])
 @pytest.mark.parametrize("shaken", [False, True])
 def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tmp_path, spins, shaken):
-    """Shaken, a thread gives way after each atomic step: rare interleavings are common, and few regions are enough."""
+    """If shaken, a thread yields after each atomic step: rare interleavings become common, so few regions suffice."""
     (tmp_path / "shake.h").write_text(SHAKE)
     shake = ["-include", str(tmp_path / "shake.h")] if shaken else []
     program = compiled(f"#define REGIONS {300 if shaken else 3000}\n{TEAM_CHECK}", tmp_path, *shake)

@@ -1,4 +1,4 @@
-"""The workflow for a public host of the repository, as far as that can be told without the host."""
+"""The workflow for a public host of the repository, checked as far as possible without the host."""
 
 import re
 import shutil
@@ -44,7 +44,7 @@ def test_it_may_only_read():
 
 
 def test_without_a_program_that_checks_it_the_reason_is_named(monkeypatch, tmp_path, capsys):
-    """pip's package fetches its program from GitHub; where that cannot be had, npm's is asked, and else none."""
+    """pip's package gets its program from GitHub. If that fails, npm's package is tried, and then none."""
     (tmp_path / "bin").mkdir()
     failed = subprocess.CompletedProcess([], 1, stderr="note\nERROR: Could not build wheels\n")
     monkeypatch.setattr(checker, "INSTALLED", tmp_path)
@@ -55,7 +55,7 @@ def test_without_a_program_that_checks_it_the_reason_is_named(monkeypatch, tmp_p
     called: list[list[str]] = []
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "call", lambda command, **_: called.append(command) or command[0] == "node")
-    assert checker.main() == 1  # what it finds fails the check
+    assert checker.main() == 1  # a finding of the program fails the check
     assert [command[0] for command in called] == ["npm", "node"]
     assert "--ignore-scripts" in called[0]
     assert called[1][-1].endswith("checks.yml")

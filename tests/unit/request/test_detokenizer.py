@@ -20,7 +20,7 @@ def feed(pieces: list[bytes], stop: tuple[str, ...] = (), **options) -> tuple[De
 
 @st.composite
 def cut_bytes(draw):
-    """Bytes of a text, cut anywhere: also inside characters."""
+    """Draws a text's bytes, cut anywhere, even inside characters."""
     data = draw(st.text(alphabet="abcé€😀 \n")).encode()
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
     return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
@@ -59,7 +59,7 @@ def test_stop_strings_that_end_within_min_tokens_end_nothing(pieces, stop, min_t
     decoded = [len(b"".join(pieces[: i + 1]).decode(errors="ignore")) for i in range(len(pieces))]
     exempt = ([0, *decoded])[min(min_tokens, len(pieces))]
     whole, wanted, ending = b"".join(pieces).decode(), None, None
-    for length in [n for n in decoded if n > exempt]:  # after each token: the earliest that is whole, the longest there
+    for length in [n for n in decoded if n > exempt]:  # after each token: the earliest whole one, of these the longest
         ends = [(whole.find(s, max(0, exempt + 1 - len(s)), length), -len(s), s) for s in stop]
         ends = [found for found in ends if found[0] >= 0]
         if ends:

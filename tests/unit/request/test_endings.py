@@ -1,4 +1,4 @@
-"""How a sequence ends, and its text: against a plain reading of the rules, whatever tokens come."""
+"""The end of a sequence and its text, compared with a plain reading of the rules, whatever tokens come."""
 
 import codecs
 
@@ -12,7 +12,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
 
-# two tokens end a generation, two more are special, and the others cut texts anywhere, also inside characters
+# two tokens end a generation, two more are special, and the others cut texts anywhere, even inside characters
 TEXTS = [
     *(b"", b"", b"", b"", b"a", b"b", b"ab", b"c a", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"\xf0\x9f\x98", b"\x80"),
     b"\n",
@@ -25,7 +25,7 @@ STOPS = ["a", "ab", "ba", "é", "€\n", "<a>b", "s>"]
 
 
 def run(tokens: list[int], n_ctx: int, prompt: int, params: SamplingParams):
-    """What a sequence makes of these tokens; they are used up to where it ends."""
+    """Feeds these tokens to a sequence until it ends. Returns its completion and the text that it showed."""
     sequence = Sequence(Request("r", (4,) * prompt, params), VOCABULARY, n_ctx)
     shown = ""
     for token_id in tokens:
@@ -38,7 +38,7 @@ def run(tokens: list[int], n_ctx: int, prompt: int, params: SamplingParams):
 
 
 def plain(tokens: list[int], n_ctx: int, prompt: int, params: SamplingParams):
-    """The rules, one after another, on the whole text each time."""
+    """Applies the rules one after another, to the whole text each time."""
     most = min(params.max_tokens or 10**9, n_ctx + 1 - prompt)
     data, exempt = b"", 0
     for count, token_id in enumerate(tokens, 1):
@@ -78,7 +78,7 @@ def _whole_characters(data: bytes) -> str:
     st.tuples(st.integers(0, 4), st.integers(4, 12) | st.none(), st.integers(1, 12)),
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-@example([4, 8], [], set(), (0, 2, 1), (False, False, False))  # half a character at the end
+@example([4, 8], [], set(), (0, 2, 1), (False, False, False))  # the text ends with half a character
 @example([5, 6, 4], ["ba"], set(), (2, None, 1), (False, False, False))
 def test_text_and_reason_are_those_of_a_plain_reading(tokens, stop, stop_ids, sizes, switches):
     min_tokens, max_tokens, prompt = sizes

@@ -1,4 +1,4 @@
-"""What a grammar does not hold of a JSON schema: left out and named, or refused; unique items of a few values hold."""
+"""Parts of a JSON schema that a grammar cannot enforce are left out and named, or refused. Unique items may work."""
 
 import json
 
@@ -108,7 +108,7 @@ A = {"type": "object", "properties": {"a": {}}}
     ],
 )
 def test_an_object_has_only_the_properties_that_the_schema_names(schema, n_closed):
-    """Unless the schema allows others, needs others, or joins several schemas in one object."""
+    """It may have others if the schema allows or needs others, or joins several schemas in one object."""
     found, _ = form(schema)
     assert json.dumps(found).count('"additionalProperties": false') == n_closed
 

@@ -31,7 +31,7 @@ def test_flat_logprobs_are_the_list_that_they_are_made_of():
     assert tuple(given) == flat
     assert flat != FlatLogprobs(places(2))
     assert list(flat) == given
-    assert [list(each) for each in flat if each] == [list(each) for each in given if each]  # the chosen one first
+    assert [list(each) for each in flat if each] == [list(each) for each in given if each]  # chosen one first
     assert (len(flat), flat[1], flat[-2], flat[-1]) == (53, given[1], given[-2], None)
     assert flat[2:50:7] == tuple(given[2:50:7])
     for outside in (53, -54):

@@ -1,4 +1,4 @@
-"""SamplingParams and EngineConfig: checked once, refused by name with value and range."""
+"""SamplingParams and EngineConfig are checked once. A refusal names field, value and range."""
 
 import contextlib
 import copy
@@ -107,7 +107,7 @@ def test_good_values():
         params.top_k = 3
 
 
-# The values beside the borders of their fields; values of wrong types stand in BAD_VALUES.
+# Values just outside the ranges of their fields. BAD_VALUES has values of wrong types.
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -136,7 +136,7 @@ def test_fields_that_contradict_each_other():
         SamplingParams(max_tokens=8, min_tokens=9)
 
 
-# What no field takes, and what is wrong for fields of one kind: with the names of the fields, a few hundred values.
+# Values that no field accepts, and values that fields of one kind refuse. With the names of fields they are hundreds.
 WRONG_TYPES = [b"1", object(), {"a": 1}, float, 1j]
 WRONG_NUMBERS = [float("nan"), float("inf"), -float("inf"), 2**64, -(2**64), 10**400, 1e308, "0.5", [], True]
 ANY_NUMBER = {f.name for f in fields(SamplingParams) if "float" in str(f.type) and "Bias" not in str(f.type)}
@@ -162,9 +162,9 @@ BAD_VALUES = [
 def test_hundreds_of_bad_values_name_their_field():
     assert len(BAD_VALUES) >= 300
     for name, value in BAD_VALUES:
-        if name == "logprobs" and value is True:  # as OpenAI asks for them
+        if name == "logprobs" and value is True:  # OpenAI's form of the field
             continue
-        start = time.thread_time()  # of this thread alone, however busy the machine is
+        start = time.thread_time()  # time of this thread alone, however busy the machine is
         with pytest.raises(SamplingError, match=name) as refusal:
             SamplingParams(**{name: value})
         assert len(str(refusal.value)) < 1000
@@ -204,7 +204,7 @@ def test_advice_of_a_model_that_cannot_be_is_left_out(caplog):
 
 
 class Raises:
-    """Raises for whatever is asked of it."""
+    """Raises for every operation on it."""
 
     def _raise(self, *args):
         raise RuntimeError("hostile")
@@ -273,7 +273,7 @@ HOSTILE_LEAVES = [
 
 
 def _hostile(rng, depth=3):
-    """A value out of a seed: hypothesis prints what it draws, and these cannot be printed."""
+    """Makes a value from a seed. hypothesis prints what it draws, but these values cannot be printed."""
     kind = rng.randrange(6) if depth else 0
     if kind < 3:
         return rng.choice(HOSTILE_LEAVES)
@@ -296,13 +296,13 @@ def _refused_or_plain(make, values):
     start = time.thread_time()
     try:
         made = make(**values)
-    except InputError as refusal:  # SamplingError, ConfigError, and AdapterError for its names
+    except InputError as refusal:  # SamplingError, ConfigError, and AdapterError for names of adapters
         message = str(refusal)
         if len(message.encode()) > 1500:
             raise AssertionError(f"a message of {len(message)} characters") from refusal
     else:
         for name, value in vars(made).items():
-            assert type(value) in PLAIN, name  # so that it can be hashed and sent to another process
+            assert type(value) in PLAIN, name  # plain values can be hashed and sent to another process
             for each in value if isinstance(value, tuple) and name != "logits_processors" else ():
                 assert type(each) in PLAIN, name
         assert getattr(made, "logits_processors", ()) or isinstance(hash(made), int)

@@ -1,4 +1,4 @@
-"""The two ways to sample."""
+"""The two implementations of sampling."""
 
 import pytest
 

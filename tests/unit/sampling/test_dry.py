@@ -1,4 +1,4 @@
-"""DRY's runs, grown a token at a time, against a plain search through the whole window for each token."""
+"""DRY's runs, grown a token at a time, compared with a plain search through the whole window for each token."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from llamabatch.sampling.dry import DryPenalty, breaker_tokens
 
 
 def plain_break(tokens, tails, seen):
-    """How many of the last tokens come after the last breaker, whose beginning is looked for from the end."""
+    """Returns the number of last tokens after the last breaker. The search goes back from the end."""
     for back in range(seen):
         head = len(tokens) - 1 - back
         ends = [head + len(t) for t in tails.get(tokens[head], ()) if tuple(tokens[head + 1 : head + 1 + len(t)]) == t]
@@ -23,7 +23,7 @@ def plain_lengths(tokens, tails, shortest, window):
     if seen <= shortest or most < shortest:
         return {}
     longest = {}
-    for end in range(1, seen):  # text[:end] stands before text[end]
+    for end in range(1, seen):  # text[:end] comes before text[end]
         length = 0
         while length < min(end, most) and text[end - 1 - length] == text[seen - 1 - length]:
             length += 1
@@ -73,5 +73,5 @@ def test_breakers_are_found_within_tokens_and_across_them():
         return [words.index(bytes([byte])) for byte in data]
 
     assert breaker_tokens(["\n"], 6, words.__getitem__, tokenize) == {1: {()}}
-    # "->" begins in "x--" and in "-", and then ">" follows; "->" holds it whole
+    # "->" begins in "x--" and in "-", and ">" must follow; the token "->" contains all of it
     assert breaker_tokens(["->"], 6, words.__getitem__, tokenize) == {2: {(5,)}, 3: {(5,)}, 4: {()}}

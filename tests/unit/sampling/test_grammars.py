@@ -1,4 +1,4 @@
-"""What structured_outputs may ask for; trying grammars out; following them, for a vocabulary made up here."""
+"""The forms of structured_outputs; trial compilation of grammars; and masks from grammars, for a made-up vocabulary."""
 
 import json
 import os
@@ -150,7 +150,7 @@ EOGS = (0, 300)
 
 
 class Bytes:
-    """A vocabulary: end, 255 bytes, some words, another end, a name that is no text."""
+    """A vocabulary: an end token, 255 bytes, some words, another end token, and a name that is no text."""
 
     def __init__(self, words=("ab", '{"', '": ', "true", "Paris", "é")):
         self.texts = [b"", *(bytes([i]) for i in range(1, 256)), *(w.encode() for w in words)]
@@ -171,7 +171,7 @@ class Bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def patient():
-    """Usual grammars take milliseconds; but the machine may be busy."""
+    """Usual grammars compile in milliseconds, but the machine may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammars_module, "MOST_SECONDS", PATIENCE_S)
         patch.setattr(matcher_module, "_MOST_SECONDS", PATIENCE_S)
@@ -190,7 +190,7 @@ def compiled(compiler, **asked):
 
 
 def walk(compiler, rng, limit=400, **asked):
-    """A random text of this form, or None if the limit cut it."""
+    """Returns a random text of this form, or None if the limit ended it too early."""
     vocabulary = Bytes()
     matcher, state = GrammarMatcher(compiled(compiler, **asked)), SamplerState(SamplingParams(), 0)
     state.constrain(matcher, vocabulary.n_vocab)
@@ -221,7 +221,7 @@ def test_random_walks_end_where_the_form_is_whole(compiler):
 
 
 def _bounds(least, most, *names):
-    """Two numbers in order, under these names; each may be missing."""
+    """Draws two numbers in order, under these names. Each may be missing."""
     pairs = st.tuples(st.integers(least, most), st.integers(least, most)).map(sorted)
     given = pairs.map(lambda pair: dict(zip(names, pair, strict=True)))
     return st.tuples(given, st.sets(st.sampled_from(names))).map(
@@ -264,7 +264,7 @@ def _nested(inner):
 
 
 def _is_valid(value, schema):
-    """As JSON schema has it, for what is drawn above."""
+    """Returns whether JSON schema allows the value, for the schemas that are drawn above."""
     if "anyOf" in schema:
         return any(_is_valid(value, each) for each in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -299,7 +299,7 @@ def test_random_walks_through_random_schemas_are_valid(compiler, schema, seed):
 
 
 def test_a_choice_may_hold_every_character_of_ascii(compiler):
-    """Lark's lexer takes U+007F as an escape only."""
+    """Lark's lexer accepts U+007F only as an escape."""
     text = "".join(map(chr, range(1, 128)))
     assert walk(compiler, random.Random(0), choice=[text]) == text
 
@@ -308,7 +308,7 @@ def test_a_choice_may_hold_every_character_of_ascii(compiler):
     "schema",
     [
         {"const": "".join(map(chr, range(128)))},
-        *({"const": f"a{character}b"} for character in "\0\7\b\t\n\v\f\r\x0e\x1f\x7f"),  # kinds and their ends
+        *({"const": f"a{character}b"} for character in "\0\7\b\t\n\v\f\r\x0e\x1f\x7f"),  # kinds of control characters
         {"enum": ["a\1b"]},
         {"const": {"a\n\x1f": ["\0\x7f"]}},
         {"type": "string", "pattern": "^a\x7fb$"},
@@ -318,7 +318,7 @@ def test_a_choice_may_hold_every_character_of_ascii(compiler):
 )
 @pytest.mark.parametrize("inner", [False, True], ids=["json", "lark"])
 def test_every_character_that_a_schema_names_is_written(compiler, schema, inner):
-    """llguidance drops characters for which the schema allows no escape."""
+    """llguidance drops characters that the schema gives no escape for."""
     guidance = {"json_allowed_escapes": grammar_sandbox.ESCAPES, "whitespace_flexible": False}
     asked = {"grammar": f"start: %json {json.dumps({**schema, 'x-guidance': guidance})}"} if inner else {"json": schema}
     text = walk(compiler, random.Random(0), **asked)
@@ -346,7 +346,7 @@ def test_a_name_that_two_spellings_would_have_is_refused(compiler):
 
 
 def test_whitespace_between_the_parts_is_bounded(compiler):
-    """Or a model that is unsure pads until max_tokens."""
+    """Otherwise an unsure model would write blanks until max_tokens."""
     matcher = compiled(compiler, json={"type": "array", "items": {"const": 1}}).first.deep_copy()
     assert matcher.validate_tokens(list(b"[\n\n  1 , 1]")) == 11
     assert matcher.validate_tokens(list(b"[  1]")) == 2
@@ -355,7 +355,7 @@ def test_whitespace_between_the_parts_is_bounded(compiler):
 
 @pytest.mark.parametrize("again", ['"a":"x"', '"\\u0061":"x"', '"b":"x","a":"x"'])
 def test_a_name_that_the_schema_knows_cannot_come_again_as_another(compiler, again):
-    """Whoever reads the text would take the last."""
+    """A reader of the text would use the last value."""
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     matcher = compiled(compiler, json={**schema, "additionalProperties": {"type": "string"}}).first.deep_copy()
     text = list(f'{{"a":1,{again}}}'.encode())
@@ -438,7 +438,7 @@ HARMLESS = (
 
 @pytest.fixture
 def hostile(case, monkeypatch):
-    """What is asked, and words of the error. One that is refused for something else may take longer."""
+    """Returns what is asked, and words of the error. An error other than that of the time limit may take longer."""
     asked, words = HOSTILE[case]
     monkeypatch.setattr(grammars_module, "MOST_SECONDS", 1.5 if "1.5 s" in words else PATIENCE_S)
     return asked, words
@@ -509,7 +509,7 @@ def test_schemas_within_a_grammar_are_sound(compiler):
 
 
 def test_a_function_whose_schema_is_no_grammar_is_left_out_and_named(compiler):
-    """Where others are; each rule says what it is for."""
+    """The function is left out only beside other functions. Each rule says what it is for."""
     good, bad = (
         {"properties": {"a": {"type": "integer"}}},
         {"properties": {"b": {"type": "string", "pattern": "(?=a)"}}},
@@ -522,7 +522,7 @@ def test_a_function_whose_schema_is_no_grammar_is_left_out_and_named(compiler):
         with pytest.raises(SamplingError, match=r"^tools are refused: argument 'b' of 'f': look-around, "):
             compiler.compile(Structure(TOOLS, made.lark)).result(timeout=30)
         lazy = lazy_grammar(family, {"f": bad, "g": good}, quoted, parallel=False)
-        if lazy is not None:  # a strict function is held, or refused
+        if lazy is not None:  # a strict function is enforced or refused
             with pytest.raises(SamplingError, match=r"^tools are refused: argument 'b' of 'f': look-around, "):
                 compiler.compile(Structure(TOOLS, lazy.lark)).result(timeout=30)
 
@@ -555,7 +555,7 @@ def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
 
 
 def test_what_many_texts_have_cost_is_no_error_of_the_next(monkeypatch):
-    """They share a lexer, whose states are limited for all of them together."""
+    """The texts share a lexer, and one limit counts the states of all of them."""
     compiler = Grammars(Bytes())
     monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 80)
     asked = {"regex": "([a-f]{1,100}[0-9]){1,500}"}
@@ -624,7 +624,7 @@ def test_a_model_without_an_end_is_refused():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no signals for a whole service")
 def test_signals_for_the_whole_service_leave_the_trial_to_its_engine(compiler):
-    """An engine that drains may still compile the grammar of a request, as systemd signals every process."""
+    """systemd signals every process of a service, but an engine that drains may still compile a request's grammar."""
     compiled(compiler, regex="x")
     process = compiler._trial._process
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -640,7 +640,7 @@ def test_a_trial_that_another_process_holds_up_is_no_grammar_that_costs_much(com
     process = compiler._trial._process
     process.send_signal(signal.SIGSTOP)
     future = compiler.compile(structure({"regex": "y"}))
-    time.sleep(0.5)  # more than it may compute
+    time.sleep(0.5)  # longer than the limit on computing
     process.send_signal(signal.SIGCONT)
     assert future.result(timeout=PATIENCE_S) is not None
     assert compiler._trial._process is process
@@ -651,7 +651,7 @@ def test_a_trial_that_was_killed_from_outside_is_no_zombie(compiler):
     compiled(compiler, regex="x")
     process = compiler._trial._process
     os.kill(process.pid, signal.SIGKILL)
-    until(lambda: process.returncode is not None)  # nobody asks: `poll` would wait for it
+    until(lambda: process.returncode is not None)  # without a call of `poll`, which would collect the zombie
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     assert compiled(compiler, regex="y") is not None
@@ -666,10 +666,10 @@ def test_closing_ends_a_trial_that_is_under_way(monkeypatch):
     until(future.running)
     compiler.close()
     assert future.exception(timeout=PATIENCE_S) is not None
-    assert process.wait(PATIENCE_S) in (-9, 1)  # killed, 1 on Windows
+    assert process.wait(PATIENCE_S) in (-9, 1)  # killed; 1 on Windows
 
 
-# --- waiting for it -----------------------------------------------------------------------------------------------
+# --- waiting for a grammar ----------------------------------------------------------------------------------------
 
 
 def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler, monkeypatch):

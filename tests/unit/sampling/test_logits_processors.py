@@ -1,4 +1,4 @@
-"""Logits processors: what they are given, what they give, and what they do wrong."""
+"""Logits processors: their arguments, their results, and their errors."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_they_get_the_output_and_a_row_of_their_own():
         4,
         rows[1].argmax(),
     ]
-    assert seen == [([], np.float32, (20,)), ([4, 5], 1.0)]  # the first emptied its own list
+    assert seen == [([], np.float32, (20,)), ([4, 5], 1.0)]  # the first processor cleared only its own list
     assert draw_with(first).token_ids == [9, 9, 9, 4, 5]
 
 

@@ -1,4 +1,4 @@
-"""ReasoningTracker: the place in the thinking, token by token, and the tokens that close it."""
+"""ReasoningTracker: the state of the thinking, token by token, and the tokens that close it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECES = ["</think>", "<think>", ">\n\n", ">{", "\n\n", "\n", "</th", "ink"]
 
 
 class Letters:
-    """A vocabulary of bytes, of the names above, and of some pieces of tags; a text is read greedily."""
+    """A vocabulary of bytes, the names above, and some pieces of tags. It tokenizes a text greedily."""
 
     def __init__(self, *without: str, spaces: bool = False) -> None:
         self.pieces = [piece for piece in PIECES if piece not in without]
@@ -54,7 +54,7 @@ def tracker(tags=QWEN, thinking=Thinking.POSSIBLE, budget=None, model=None, **op
 
 
 def generate(following, text, model=None):
-    """Output tokens of a model that wants to write `text`: the tokens dictated come in between."""
+    """Returns the output tokens of a model that wants to write `text`, with the dictated tokens in between."""
     wanted, ids = (model or Letters()).tokenize(text, parse_special=True), [7]
     while True:
         dictated = following.dictated(len(ids) - 1, ids)
@@ -68,7 +68,7 @@ def text_of(ids, model=None):
 
 
 def answer_begins(following, text, model=None):
-    """The state behind a text."""
+    """Returns the state after a text, and the number of its tokens."""
     ids = (model or Letters()).tokenize(text, parse_special=True)
     return following.at(len(ids), [7, *ids]), len(ids)
 
@@ -171,7 +171,7 @@ def test_a_special_tag_opens_the_thinking_again_with_what_is_left_of_the_budget(
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12))
 def test_any_order_of_questions_gives_the_same_states(places):
-    """Guesses are dropped, preempted sequences start anew: the state depends on the tokens alone."""
+    """Draft tokens are dropped, and preempted sequences begin again. The state depends on the tokens alone."""
     ids = generate(tracker(budget=6), "<think>abc\U0001f600defghijklmno</think> and more and more")
     following = tracker(budget=6)
     for place in places:

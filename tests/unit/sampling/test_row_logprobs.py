@@ -1,4 +1,4 @@
-"""Logprobs of rows: compiled and in numpy, against a softmax in float64."""
+"""Logprobs of rows, compiled and in numpy, compared with a softmax in float64."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.unit.sampling.test_sampler_compiled import KINDS, SIZES, logits, need
 
 
 def exact(row: np.ndarray, token: int, top: int) -> tuple[list[int], list[float], int]:
-    """In float64 and by a full sort."""
+    """Returns token ids, logprobs and rank, computed in float64 and with a full sort."""
     wide = row.astype(np.float64)
     logprobs = wide - wide.max() - math.log(math.fsum(np.exp(wide - wide.max())))
     order = sorted(range(len(row)), key=lambda i: (-wide[i], i))
@@ -124,7 +124,7 @@ def test_the_token_that_came_is_named_first_others_last_and_none_twice():
 
 
 @pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize("more", [{}, {"xtc_probability": 1e-9}])  # the second by the chain of uncommon samplers
+@pytest.mark.parametrize("more", [{}, {"xtc_probability": 1e-9}])  # the second uses the chain of uncommon samplers
 def test_those_behind_the_samplers_are_of_the_tokens_that_can_be_drawn(more):
     row = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
     params = SamplingParams(temperature=0.5, top_k=3, top_p=1.0, min_p=0.0, logit_bias={4: -100}, **more)
@@ -137,4 +137,4 @@ def test_those_behind_the_samplers_are_of_the_tokens_that_can_be_drawn(more):
     assert found.others == ((1, pytest.approx(wanted[1], abs=1e-5), 1), (2, NEVER, 4))
     greedy = drawn_logprobs(row, SamplerState(SamplingParams(temperature=0, **more), seed=1), 1, 5)
     assert (list(greedy.token_ids), list(greedy.logprobs), greedy.rank) == ([1, 1], [0.0, 0.0], 1)
-    assert drawn_logprobs(row, SamplerState(params, seed=1), 4, 0)[:3] == ([4], [NEVER], 4)  # written, not drawn
+    assert drawn_logprobs(row, SamplerState(params, seed=1), 4, 0)[:3] == ([4], [NEVER], 4)  # a forced token, not drawn

@@ -1,4 +1,4 @@
-"""The sampler, compiled and in numpy, against a plain reading of the rules: sort everything, no shortcuts."""
+"""The sampler, compiled and in numpy, compared with a plain reading of the rules that sorts everything."""
 
 import math
 
@@ -19,7 +19,7 @@ EVERYTHING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def plain_values(row: np.ndarray, draw: SamplerState) -> list[float]:
-    """Bias, then repetition, frequency and presence penalty as vLLM and OpenAI define them, then the masks."""
+    """Applies bias, then repetition, frequency and presence penalty as vLLM and OpenAI define them, then the masks."""
     params, values = draw.params, [float(x) for x in row]
     for i, bias in params.biases:
         values[i] += bias
@@ -36,7 +36,7 @@ def plain_values(row: np.ndarray, draw: SamplerState) -> list[float]:
 
 
 def plain(row: np.ndarray, draw: SamplerState) -> dict[int, float]:
-    """top_k, top_p, min_p on untempered probabilities, then temperature; float64 throughout."""
+    """Applies top_k, top_p and min_p to untempered probabilities, then temperature, all in float64."""
     params, values = draw.params, plain_values(row, draw)
     ids = sorted((i for i in range(len(row)) if values[i] > -math.inf), key=lambda i: (-values[i], i))
     if 0 < params.top_k < len(row):
@@ -100,7 +100,7 @@ def test_distribution_is_the_plain_one(seed, size, spread, top_k, top_p, min_p, 
         SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature, **params), 0, 0, counts, mask
     )
     wanted, got = plain(row, draw), as_dict(row, draw)
-    # where a sum meets top_p, or a bound min_p, within the rounding of float32, one token more or fewer may be left
+    # if a sum is as near to top_p, or a value to min_p, as float32 rounds, one token more or fewer may be left
     assert len(got.keys() ^ wanted.keys()) <= 1
     if got.keys() == wanted.keys():
         assert got == pytest.approx(wanted, abs=1e-5)
@@ -109,7 +109,7 @@ def test_distribution_is_the_plain_one(seed, size, spread, top_k, top_p, min_p, 
 @given(st.integers(0, 2**32))
 def test_ties_go_to_the_lower_id(seed):
     row = np.random.default_rng(seed).integers(0, 3, 400).astype(np.float32)
-    row[row == 0] *= np.float32(-1)  # minus zero is zero
+    row[row == 0] *= np.float32(-1)  # minus zero must count as zero
     wanted = sorted(range(400), key=lambda i: (-row[i], i))[:10]
     assert set(as_dict(row, SamplerState(SamplingParams(top_k=10, top_p=1.0, min_p=0.0), 0))) == set(wanted)
     assert sample_rows(row[None], [SamplerState(SamplingParams(temperature=0), 0)]) == [wanted[0]]

@@ -1,4 +1,4 @@
-"""The samplers that few ask for: what they remember, what they leave alone, and that their rows stay their own."""
+"""The uncommon samplers: the state that they store, what they leave unchanged, and that rows stay independent."""
 
 import itertools
 
@@ -88,7 +88,7 @@ def test_masks_hold(params):
 
 
 def test_xtc_acts_as_often_as_it_says_and_not_together_with_the_draw():
-    row = np.zeros((1, 10), np.float32)  # each token has 0.1: all but the last are excluded
+    row = np.zeros((1, 10), np.float32)  # each token has a probability of 0.1, so XTC removes all but the last
     params = SamplingParams(xtc_probability=0.3, xtc_threshold=0.05, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     drawn = [sample_rows(row, [SamplerState(params, 11, index)])[0] for index in range(4000)]
     shares = np.bincount(drawn, minlength=10) / 4000
@@ -99,7 +99,7 @@ def test_xtc_acts_as_often_as_it_says_and_not_together_with_the_draw():
 
 
 def test_mirostat_goes_back_when_a_token_is_sampled_anew():
-    """A step whose tokens are not applied (no room in the cache), a retry: the next step counts, not the lost one."""
+    """A step may be lost (no room in the cache), or be tried again. Only the step whose tokens are applied counts."""
     params, logits = SamplingParams(mirostat=2, mirostat_tau=2.0, mirostat_eta=0.5), rows(30, seed=3)
 
     def run(stumble):
@@ -107,9 +107,9 @@ def test_mirostat_goes_back_when_a_token_is_sampled_anew():
         for index in range(30):
             draw.index = index
             if stumble:
-                sample_rows(rows(1, seed=100 + index), [draw])  # other logits: lost
+                sample_rows(rows(1, seed=100 + index), [draw])  # lost: other logits
                 draw.index = index + 1
-                sample_rows(rows(1, seed=200 + index), [draw])  # a guess ahead: lost
+                sample_rows(rows(1, seed=200 + index), [draw])  # lost: a guess ahead
                 draw.index = index
             tokens.append(sample_rows(logits[index : index + 1], [draw])[0])
         return tokens, draw.chain.mu(30)
@@ -126,7 +126,7 @@ def test_dry_sees_each_token_once_however_often_it_is_asked():
     for index in (0, 0, 1, 1, 3):
         draw.index, draw.token_ids = index, text[: 4 + index]
         token = sample_rows(row, [draw])[0]
-        assert token == (0 if index == 3 else 4)  # after 1 2 3, token 4 loses 2 ** (3 - 2)
+        assert token == (0 if index == 3 else 4)  # after 1 2 3, the logit of token 4 loses 2 ** (3 - 2)
     assert len(repeats) == 7
 
 
@@ -152,7 +152,7 @@ def test_a_cut_of_one_or_equal_values_leaves_something(cut, size):
 @pytest.mark.parametrize("mass", [0.0, 0.3, 0.9, 0.999])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 def test_typical_looks_no_further_than_it_must_and_finds_the_same(mass, spread, monkeypatch):
-    values = np.random.default_rng(2).normal(0, spread, 20_000).astype(np.float32).round(2)  # with many equal ones
+    values = np.random.default_rng(2).normal(0, spread, 20_000).astype(np.float32).round(2)  # many values are equal
     found = sampler_chain.typical(values, mass)
     monkeypatch.setattr(sampler_chain, "_LOOKS", ())
     assert found.tolist() == sampler_chain.typical(values, mass).tolist()
@@ -165,7 +165,7 @@ def test_typical_looks_no_further_than_it_must_and_finds_the_same(mass, spread, 
         ({"samplers": ["top_k", "top_p"], "temperature": 0}, None),
         ({"samplers": ["top_p", "top_k"], "top_k": -1}, None),
         ({"samplers": ["top_p", "top_n_sigma"], "top_n_sigma": 0}, None),
-        ({"samplers": ["temperature", "top_k"], "temperature": 1.0}, None),  # it does nothing
+        ({"samplers": ["temperature", "top_k"], "temperature": 1.0}, None),  # temperature 1.0 does nothing
         ({"samplers": ["top_p", "top_k"], "top_k": 0}, None),
         ({"samplers": ["temperature", "top_k"]}, ("temperature", "top_k")),
         ({"samplers": ["top_k", "top_k"]}, ("top_k", "top_k")),
@@ -192,7 +192,7 @@ def test_the_first_of_two_samplers_decides_what_the_second_sees():
     def left(*samplers):
         return distribution(row, SamplerState(SamplingParams(samplers=samplers, **penalty), 0, counts=counts))[0]
 
-    assert left("penalties", "top_k").tolist() == [1, 2]  # by the compiled helper
+    assert left("penalties", "top_k").tolist() == [1, 2]  # computed by the compiled helper
     assert left("top_k", "penalties").tolist() == [0, 1]
 
 
@@ -241,7 +241,7 @@ def test_a_gap_ends_where_no_token_is_likely(end, wanted):
     infill = Infill([3], end, texts.__getitem__)
     values = np.array([0.1, 0, 0, -9, 0, 0, 0, 0], np.float32)
     assert infill.left(values, np.arange(8)).tolist() == wanted
-    values[3] = -np.inf  # the end is forbidden
+    values[3] = -np.inf  # the end token is forbidden
     assert infill.left(values, np.delete(np.arange(8), 3)).tolist() == [0]
     values[3] = 1.0
     assert infill.left(values, np.arange(8)).tolist() == [3]

@@ -1,4 +1,4 @@
-"""The compiled helper chooses the tokens that numpy chooses, whatever the logits and parameters; and its build."""
+"""The compiled helper chooses the same tokens as numpy, whatever the logits and parameters; and its build."""
 
 import shutil
 import subprocess
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused_before_the_helper_sees_it():
         native.sample_rows(np.zeros((2, 9), np.float32), masks, 1)
 
 
-# --- with and without it ------------------------------------------------------------------------------------------
+# --- with and without the helper ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_importing_loads_nothing():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- its build ----------------------------------------------------------------------------------------------------
+# --- the helper's build -------------------------------------------------------------------------------------------
 
 
 @needs_compiler
@@ -188,7 +188,7 @@ def test_the_library_is_compiled_for_any_cpu_of_its_kind(tmp_path):
 @needs_compiler
 @pytest.mark.parametrize("flags", [[], ["-fopenmp-simd"], ["-mavx2", "-mfma"]], ids=["plain", "simd", "avx2"])
 def test_a_build_for_another_cpu_chooses_the_same_tokens(monkeypatch, tmp_path, flags):
-    """What other compilers and CPUs get: no threads, none or other instruction sets."""
+    """Builds of other compilers and CPUs: no threads, and none or other instruction sets."""
     if "-mavx2" in flags and not {"avx2", "fma"} <= cpu_flags():
         pytest.skip("this CPU has no AVX2")
     rows = np.random.default_rng(0).normal(0, 3, (20, 40_000)).astype(np.float32)

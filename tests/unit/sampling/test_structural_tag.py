@@ -1,4 +1,4 @@
-"""structural_tag: free text, and parts with a form that triggers begin."""
+"""structural_tag: free text, with parts in a form that begins with a trigger."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def separated(**options):
     return {"type": "tags_with_separator", "tags": [TAG_A], "separator": ", ", **options}
 
 
-# format; texts that have the form, whole; texts of which no more than a part is the beginning of one
+# name -> (format, texts of this format, texts that are not even the beginning of such a text)
 FORMS = {
     "the older form": (
         OLDER,

@@ -1,4 +1,4 @@
-"""Which tokens may come: sources of masks, alone and together, and what SamplingParams make of them."""
+"""Masks of allowed tokens: their sources, alone and together, and the masks that SamplingParams ask for."""
 
 from typing import ClassVar
 
@@ -58,13 +58,13 @@ def test_the_last_token_of_a_bad_word_is_forbidden_after_the_others(runs, data):
         if output[len(output) - len(before) :] == before:
             wanted.discard(last)
     source = BadWords(map(tuple, runs), N)
-    for index in range(len(output) + 1):  # asking changes nothing
+    for index in range(len(output) + 1):  # asking for earlier masks changes nothing
         source.mask(index, prompt + output[:index])
     assert allowed(source.mask(len(output), prompt + output)) == wanted
 
 
 class Letters:
-    """One token a character; the space before a word is part of its first token, as in most vocabularies."""
+    """A vocabulary with one token for each character. As in most, a word's first token includes the space before it."""
 
     n_vocab = 256
     metadata: ClassVar[dict[str, str]] = {}

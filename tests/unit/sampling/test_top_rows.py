@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row give the token that the whole row gives."""
+"""The most likely tokens of a row give the same token as the whole row."""
 
 import types
 from dataclasses import replace
@@ -20,7 +20,7 @@ REQUEST = Request("a", (1, 2), SamplingParams())
 
 
 def top_rows(logits: np.ndarray, rng: np.random.Generator) -> TopRows:
-    """As a device gives them: in no order, and of equal logits at the border any."""
+    """Returns rows as a device does: in no order, and with any of the equal logits at the border."""
     shuffled = np.stack([rng.permutation(logits.shape[1]) for _ in logits])
     order = np.argsort(-np.take_along_axis(logits, shuffled, 1), axis=1, kind="stable")[:, :DEVICE_TOP]
     ids = np.take_along_axis(shuffled, order, 1).astype(np.int32)
@@ -48,7 +48,7 @@ PARAMS = st.builds(
 def test_sampled_tokens_are_those_of_whole_rows(seed, n_vocab, spread, steps, params):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, spread, (len(params), n_vocab)).astype(np.float32)
-    if steps:  # many equal ones
+    if steps:  # many logits are equal
         logits = (np.round(logits / steps) * steps).astype(np.float32)
     states = [SamplerState(each, seed + i, index=i) for i, each in enumerate(params)]
     assert all(is_enough(REQUEST, state) for state in states)

@@ -1,4 +1,4 @@
-"""Adapter sets in flight at once: names and scales, turns, slots, prefixes."""
+"""Sequences with different adapter sets in flight: names and scales, turns, slots, prefixes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ A, B = (("a", 1.0),), (("b", 0.5),)
 
 
 class AdaptedRunner(FakeModelRunner):
-    """Checks that a step computes one set, and that cells are used with the set that they were computed with."""
+    """Checks that a step computes one set of adapters, and that cells are used only with their own set."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self.turns: list[tuple] = []  # the set of each step
+        self.turns: list[tuple] = []  # the adapter set of each step
         self._of_slot: dict[int, tuple] = {}
 
     def run(self, batch):

@@ -1,4 +1,4 @@
-"""States that cannot be cut: forks at their very end, and checkpoints in main memory."""
+"""States that cannot be cut: only their very end can be shared. Checkpoints are stored in main memory."""
 
 import random
 from dataclasses import replace
@@ -40,7 +40,7 @@ def computed(runner: FakeModelRunner) -> int:
 
 
 def ask(scheduler, runner, name: str, prompt: tuple[int, ...], most: int = 1, **params) -> tuple[list[int], int]:
-    """The output of one request, and the tokens that were computed for it."""
+    """Runs one request. Returns its output, and the number of tokens that were computed for it."""
     before = computed(runner)
     scheduler.add(sequence(name, prompt, most, **params))
     output = list(drain(scheduler, runner)[name].token_ids)
@@ -81,7 +81,7 @@ def test_a_follower_does_not_wait_for_one_that_has_passed_the_common_end():
 
 @pytest.mark.parametrize("opening", [(), (EOG, 60, 61)])
 def test_the_next_turn_goes_on_from_the_end_of_the_last_prompt(opening):
-    """Also where the answer, and what the template wrote before it, stands otherwise in the next prompt."""
+    """The next prompt may contain the answer, and the template's text before it, in another form."""
     scheduler, runner = engine()
     first = (*HEAD, *opening)
     ask(scheduler, runner, "one", first, 5, ignore_eos=True)
@@ -96,7 +96,7 @@ def test_the_same_prompt_again_computes_its_last_token():
     first, _ = ask(scheduler, runner, "one", HEAD, 5, ignore_eos=True)
     again, n = ask(scheduler, runner, "two", HEAD, 5, ignore_eos=True)
     assert again == first
-    assert n == 5  # the last of the prompt, and four of the answer
+    assert n == 5  # the prompt's last token, and four of the answer
 
 
 def test_a_burst_saves_its_common_beginning_once():
@@ -108,7 +108,7 @@ def test_a_burst_saves_its_common_beginning_once():
 
 
 def save(store: PrefixStore, tokens, n_bytes: int, key: ShareKey = PLAIN, gain: int = 1) -> StoredPrefix | None:
-    """A step that saves a state of so many bytes; None: the store has not taken it."""
+    """Saves a state of `n_bytes` as a step does. Returns it, or None if the store did not accept it."""
     prefix = store.checkpoint(tokens, key, gain)
     if prefix is not None and store.make_room(prefix, n_bytes):
         prefix.state = bytes(n_bytes)
@@ -128,7 +128,7 @@ def test_states_that_hardly_grow_leave_room_for_those_of_long_prompts():
 def test_a_state_above_the_whole_budget_takes_no_other_ones_place():
     store = PrefixStore(10**6, is_exact=True)
     small = save(store, list(range(500)), 10**5)
-    just = 10**6 - 4 * 500  # beside the tokens
+    just = 10**6 - 4 * 500  # room that the tokens leave
     assert save(store, list(range(1, 501)), just + 1) is None
     assert list(store._all()) == [small]
     assert save(store, list(range(1, 501)), just)
@@ -143,7 +143,7 @@ def test_all_states_of_a_step_have_room_together():
     store.settle()
     store.check_integrity()
     assert list(store._all()) == pending[1:3]
-    assert save(store, [9, *HEAD], 300_000)  # nothing is left of what was not saved
+    assert save(store, [9, *HEAD], 300_000)  # the prefixes that were not saved take no room
 
 
 def test_a_longer_state_takes_the_place_of_those_it_begins_with():
@@ -196,7 +196,7 @@ def test_sixty_four_chats_in_two_slots_each_go_on_from_their_last_turn():
 @pytest.mark.parametrize("n_cells", [None, 1100], ids=["split", "unified"])
 @pytest.mark.parametrize("n_alike", [0, 48])
 def test_sixty_four_chats_of_ordinary_cells_in_eight_slots_compute_their_own_tokens(n_cells, n_alike):
-    """Three turns of each, at random times; those that begin alike take slots of others, and cut them."""
+    """Each chat has three turns, at random times. Chats that begin alike use and cut each other's slots."""
     rng = random.Random(n_alike)
     limits = replace(ORDINARY, n_cells=n_cells, state_bytes=10**6)
     scheduler, runner = engine(limits)
@@ -249,7 +249,7 @@ def test_a_state_serves_requests_of_its_key_alone(salt, adapters):
 
 
 def test_prompts_that_only_begin_alike_are_not_worth_a_copy_each():
-    """The tail of each is short beside the beginning that all have."""
+    """The tail of each prompt is short beside the common beginning."""
     scheduler, runner = engine(replace(ORDINARY, n_slots=2))
     for i in range(40):
         ask(scheduler, runner, f"{i}", (*HEAD, *HEAD[:100], i + 1, *[60] * 32))
@@ -261,7 +261,7 @@ def test_prompts_that_only_begin_alike_are_not_worth_a_copy_each():
 
 
 def test_a_state_gives_way_to_one_that_is_saved_while_its_slot_waits_for_it():
-    scheduler, runner = engine(replace(ORDINARY, n_slots=1, state_bytes=STATE_BYTES + 9 * 160))  # room for one
+    scheduler, runner = engine(replace(ORDINARY, n_slots=1, state_bytes=STATE_BYTES + 9 * 160))  # room for one state
     chats = [(*[60 + i] * 40, *HEAD[:60]) for i in range(2)]
     for number in range(6):
         _, n = ask(scheduler, runner, f"{number}", (*chats[number % 2], *[number + 1] * number))
@@ -269,7 +269,7 @@ def test_a_state_gives_way_to_one_that_is_saved_while_its_slot_waits_for_it():
 
 
 def test_a_prefix_that_gave_way_and_is_dropped_fills_no_slot():
-    """A slot waits for it meanwhile."""
+    """A slot waits for the prefix meanwhile."""
     scheduler, runner = engine(replace(ORDINARY, n_slots=1))
     ask(scheduler, runner, "one", HEAD)
     ask(scheduler, runner, "other", (50, 51, 52))
@@ -285,7 +285,7 @@ def test_a_prefix_that_gave_way_and_is_dropped_fills_no_slot():
 
 @pytest.mark.parametrize("limits", [LIMITS, ORDINARY], ids=["states", "cells"])
 def test_a_prefix_that_llama_cpp_refuses_is_computed_from_its_beginning(limits):
-    """So are those who copied from the slot that it was to fill, and the next time its copy is gone."""
+    """Sequences that copied from the prefix's slot are computed, too. The refused copy is dropped."""
     scheduler, runner = Scheduler(policy("batched"), replace(limits, n_slots=2)), FakeModelRunner(limits, refuses=1)
     ask(scheduler, runner, "one", HEAD)
     for name in ("x", "y"):
@@ -314,7 +314,7 @@ def test_a_save_that_is_dropped_before_its_step_is_not_kept():
 
 @pytest.mark.parametrize(("copy_s", "is_kept"), [(0.001, True), (0.02, False)])
 def test_cells_are_copied_where_computing_them_takes_longer(copy_s, is_kept):
-    """By the chance that a text goes on, an eighth at first."""
+    """The saving is multiplied by the chance that a text is continued, at first an eighth."""
     limits = replace(ORDINARY, n_slots=1)
     scheduler, runner = engine(limits)
     store, times = scheduler.prefix_cache.store, scheduler._prefill_pacer.times
@@ -340,7 +340,7 @@ def test_a_preempted_one_goes_on_where_it_stopped():
 
 @pytest.mark.parametrize(("copy_s", "is_kept"), [(0.005, True), (0.02, False)])
 def test_cells_of_a_preempted_one_are_copied_where_computing_them_takes_longer(copy_s, is_kept):
-    """It goes on for certain."""
+    """A preempted sequence is continued for certain."""
     scheduler, runner = engine(replace(ORDINARY, n_slots=1), preempt=True)
     scheduler.add(sequence("low", HEAD, 40, ignore_eos=True, priority=1))
     steps(scheduler, runner, 10)
@@ -355,7 +355,7 @@ def test_checkpoints_take_no_more_than_their_bytes():
     scheduler, runner = engine(replace(LIMITS, n_slots=2, state_bytes=ROOM // 4))
     for i in range(40):
         ask(scheduler, runner, f"{i}", (*HEAD[i:], *HEAD[:i], i + 1))
-        assert scheduler.prefix_cache.store.n_bytes <= ROOM // 4  # as check_integrity has it after each step
+        assert scheduler.prefix_cache.store.n_bytes <= ROOM // 4  # check_integrity checks this after each step
     assert len(runner.saved) > 30
     assert scheduler.prefix_cache.store.n_bytes > 0
     scheduler.reset_prefix_cache()
@@ -370,11 +370,11 @@ def test_the_state_of_a_window_is_that_of_the_prompt_where_cells_can_be_cut():
     _, n = ask(scheduler, runner, "two", (*HEAD, 40, 41), 1)
     assert n == 2
     _, n = ask(scheduler, runner, "shorter", (*HEAD[:280], 40, 41), 1)
-    assert n == 282 or scheduler.prefix_cache.num_prefix_hits  # never a part of a saved state; the fake would object
+    assert n == 282 or scheduler.prefix_cache.num_prefix_hits  # a saved state is never cut: the fake runner would fail
 
 
 def test_a_state_is_not_cut_in_the_step_in_which_another_slot_copies_its_cells():
-    """The follower copies what its source has just ended with; another request takes the source's slot at once."""
+    """The follower copies cells of a source that has just ended. Another request gets the source's slot at once."""
     limits = replace(LIMITS, n_slots=2, can_cut=True, has_window=True)
     scheduler, runner = engine(limits)
     [first, _] = expected_output(HEAD, 2)
@@ -401,7 +401,7 @@ def test_the_least_tokens_for_their_bytes_and_age_go_first():
     kept = []
     for i in range(4):
         kept.append(save(store, (i + 1, *HEAD), 100))
-        if i == 2:  # the first of them is of use again
+        if i == 2:  # the first prefix is used again
             assert store.find(sequence("again", (1, *HEAD, 5)), 0) == (kept[0], len(HEAD) + 1)
     assert [prefix in store._all() for prefix in kept] == [True, False, True, True]
 
@@ -425,7 +425,7 @@ def test_each_gets_what_it_gets_alone(seed, name, n_slots, cuts, is_unified, roo
 
 
 def run_chats(rng, name, n_slots, cuts, n_cells, room, no_room_every, keeps, refuses):
-    """Chats that go on, part and come back, among arrivals, aborts and preemptions, in few slots."""
+    """Runs chats that go on, branch and come back, among arrivals, aborts and preemptions, in few slots."""
     limits = replace(
         LIMITS,
         n_slots=n_slots,

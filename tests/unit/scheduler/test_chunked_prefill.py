@@ -1,4 +1,4 @@
-"""Prompts beside sequences that wait for their next token: share of the time, gaps, order; on a simulated machine."""
+"""Prompts beside sequences that wait for their next token: share of the time, gaps and order on a simulated machine."""
 
 import itertools
 import random
@@ -17,11 +17,11 @@ from tests.unit.fakes import sequence
 
 @dataclass
 class TimedStep:
-    """One step of talkers beside prompts, on a machine of known speed.
+    """One step that computes tokens of talkers and prompts, on a machine of known speed.
 
     Attributes:
         chunks: prompt tokens by request id.
-        plain: seconds that it would have taken without them.
+        plain: seconds that the step would have taken without the prompts.
     """
 
     chunks: dict[str, int]
@@ -41,11 +41,11 @@ def talk(
     streamed: bool = True,
     **limits_changed: Any,
 ) -> list[TimedStep]:
-    """The steps from the arrival of these prompts until all of them have their first token.
+    """Returns the steps from the arrival of these prompts until all of them have their first token.
 
     Args:
-        noise: factor on the duration of the step with this number.
-        streamed: the talkers' callers read each token as it comes.
+        noise: returns the factor on the duration of a step, given its number.
+        streamed: whether the talkers' callers read each token as it comes.
     """
     sizes = {"n_slots": 16, "n_batch": 512, "n_ubatch": 512, "prefill_budget": 512, "can_share": False}
     limits, now = Limits(**(sizes | limits_changed)), 0.0
@@ -88,14 +88,14 @@ def test_long_prompts_have_their_share_of_the_time_and_no_gap_is_long(n_talkers)
     assert sum(sum(step.chunks.values()) for step in steps) == 3000
     assert max(step.seconds / step.plain for step in steps) <= 3.25
     share = 1 - sum(step.plain for step in steps) / sum(step.seconds for step in steps)
-    # beside one talker a chunk costs a pass of its own, however small it is
+    # beside one talker, any chunk costs a pass of its own
     assert 0.4 <= share <= (0.6 if n_talkers == 1 else 0.52)
     assert max(map(len, (list(run) for idle, run in itertools.groupby(steps, lambda s: not s.chunks) if idle))) <= 2
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.1, 1.9), (0.25, 1.95), (0.75, 5.0)])
 def test_the_share_is_what_was_asked_for(share, most):
-    """Less of it cannot be had where a pass alone takes more."""
+    """A share below the cost of a single pass is impossible."""
     steps = talk({"p": 3000}, 14, prefill_share=share, n_steps=4000)
     assert max(step.seconds / step.plain for step in steps) <= most
     whole = talk({"p": 3000}, 14, prefill_share=1.0)

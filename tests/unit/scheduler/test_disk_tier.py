@@ -1,4 +1,4 @@
-"""Prefixes on a disk, which are read while other sequences go on."""
+"""Prefixes on a disk: other sequences go on while they are read."""
 
 import random
 from dataclasses import replace
@@ -18,7 +18,7 @@ STATES = replace(ORDINARY, can_cut=False, can_pad=False, can_shift=False)
 
 
 class FakeDisk:
-    """Keeps states at once, and gives one back when it is told to."""
+    """Stores states at once. Loads the requested ones when a test calls arrive()."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -65,7 +65,7 @@ def keep_all(scheduler, runner, disk):
 
 @pytest.fixture(params=[ORDINARY, STATES], ids=["cells", "states"])
 def later(request):
-    """A scheduler that comes after another one, which left HEAD on the disk."""
+    """Returns a new scheduler, after an earlier one left HEAD on the disk."""
     disk = FakeDisk()
     scheduler, runner = engine(request.param, disk)
     scheduler.add(sequence("first", HEAD, 1))
@@ -122,7 +122,7 @@ def test_a_reset_drops_what_is_on_the_disk(later):
 @pytest.mark.parametrize("limits", [ORDINARY, STATES], ids=["cells", "states"])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_chats_have_the_outputs_that_they_have_alone(limits, seed):
-    """States arrive after any number of steps, some never, and schedulers come and go."""
+    """States arrive after any number of steps or never, and schedulers are replaced."""
     rng, disk = random.Random(seed), FakeDisk()
     with small_thresholds():
         scheduler, runner = engine(limits, disk, preempt=True)

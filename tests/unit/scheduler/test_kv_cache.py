@@ -1,4 +1,4 @@
-"""Slots, and cells that finished sequences leave to later ones: lookup, eviction, and texts that do not change."""
+"""Slots, and cells that finished sequences leave for later ones: lookup, eviction, and texts that stay the same."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ def engine(limits: Limits = LIMITS, name: str = "batched", **faults):
 
 
 def ask(scheduler, runner, *items):
-    """Runs sequences to their end; their outputs, and the tokens that had to be computed."""
+    """Runs sequences to their end. Returns their outputs, and the number of tokens that were computed."""
     runner.calls.clear()
     for item in items:
         scheduler.add(item)
@@ -43,7 +43,7 @@ def test_a_turn_computes_its_own_tokens_only():
         assert list(outputs[f"t{turn}"].token_ids) == expected_output(text, 10, ignore_eos=True)
         computed.append(n)
         text = (*text, *outputs[f"t{turn}"].token_ids, *prompt_of(turn + 2, 20))
-    # 20 tokens of its own, the last token of the answer before, which had no cell yet, and 9 of its answer
+    # 20 new tokens, the last token of the previous answer, which had no cell yet, and 9 tokens of the new answer
     assert computed == [100 + 9, 20 + 1 + 9, 20 + 1 + 9, 20 + 1 + 9]
     assert runner.copied_tokens == 0
     assert (scheduler.prefix_cache.num_prefix_hits, scheduler.prefix_cache.num_prefix_tokens) == (3, 109 + 139 + 169)
@@ -55,7 +55,7 @@ def test_cached_tokens_of_a_prompt_are_counted_where_they_come_from():
     outputs, _ = ask(scheduler, runner, sequence("first", text, 1))
     assert outputs["first"].num_cached_tokens == 0
     outputs, _ = ask(scheduler, runner, sequence("again", text, 1), sequence("more", (*text, 7, 8), 1))
-    # one takes the slot of the finished one, the other copies from it
+    # one uses the slot of the finished sequence, and the other copies from that slot
     assert [outputs[name].num_cached_tokens for name in ("again", "more")] == [99, 100]
     scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
     outputs, _ = ask(scheduler, runner, sequence("loaded", (*prompt_of(3, 120), 5), 1))
@@ -88,7 +88,7 @@ def test_a_request_may_compute_its_whole_prompt_and_shares_it_with_its_own_conti
     if not preempted:
         assert [outputs[f"copies\x00{index}"].num_cached_tokens for index in range(3)] == [0, 99, 99]
     outputs, _ = ask(scheduler, runner, sequence("later", text, 1))
-    assert outputs["later"].num_cached_tokens >= 99  # what it computed serves others
+    assert outputs["later"].num_cached_tokens >= 99  # a later sequence finds the computed cells
 
 
 def test_requests_of_different_salts_share_no_cells_in_flight_finished_or_from_files():
@@ -103,11 +103,11 @@ def test_requests_of_different_salts_share_no_cells_in_flight_finished_or_from_f
     scheduler.reset_prefix_cache()
     scheduler.unload_prefix("file")
     pairs = [sequence(f"{salt} {index}", text, 2, cache_salt=salt) for salt in salts for index in range(2)]
-    outputs, _ = ask(scheduler, runner, *pairs)  # side by side, each pair shares its own
+    outputs, _ = ask(scheduler, runner, *pairs)  # in flight together, the two of a pair share their cells
     for salt in salts:
         assert sorted(outputs[f"{salt} {index}"].num_cached_tokens for index in range(2)) == [0, 99]
     assert len({tuple(output.token_ids) for output in outputs.values()}) == 1
-    for salt in salts:  # save_prefix writes nothing of a tenant
+    for salt in salts:  # save_prefix writes no cells of a tenant
         scheduler.reset_prefix_cache()
         ask(scheduler, runner, sequence("one", text, 1, cache_salt=salt))
         assert (scheduler.cached_slot(text) is None) == (salt is not None)
@@ -122,7 +122,7 @@ def test_tokens_found_again_after_a_preemption_are_not_cached_ones():
     scheduler._preempt(first)
     scheduler.load_prefix("file", text, bytes(text))
     outputs = drain(scheduler, runner)
-    assert scheduler.prefix_cache.num_prefix_tokens == 100  # computed once more, from the file
+    assert scheduler.prefix_cache.num_prefix_tokens == 100  # computed once more: found in the file
     assert outputs["first"].num_cached_tokens == 0
 
 
@@ -164,13 +164,13 @@ def test_every_chat_of_a_list_finds_its_own_cells():
     texts = [(*t, *outputs[f"{i}"].token_ids, 9) for i, t in enumerate(texts)]
     runner.copied_tokens = 0
     _, computed = ask(scheduler, runner, *[sequence(f"{i}", t, 1) for i, t in enumerate(texts)])
-    # one of the first list may have been evicted when the others closed the hole that it had left
+    # a sequence of the first list may have been evicted when others moved into the hole that it left
     assert computed <= 7 * 2 + len(texts[-1])
     assert scheduler.prefix_cache.num_prefix_hits >= 7
 
 
 def kept_prompts(scheduler, runner, *lengths):
-    """Runs prompts of these lengths side by side, so that each leaves its cells in a slot of its own."""
+    """Runs prompts of these lengths at the same time, so that each leaves its cells in a slot of its own."""
     prompts = [prompt_of(i + 2, length) for i, length in enumerate(lengths)]
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"k{i}", prompt, 1))
@@ -198,7 +198,7 @@ def test_a_beginning_that_others_may_want_is_copied_while_a_slot_is_free():
 
 def test_strangers_take_the_slot_with_the_least_valuable_prefix():
     scheduler, runner = engine(Limits(4, 512, 128, 64))
-    # admitted, and ended, longest first: 200 / 4, 60 / 3, 50 / 2, 40 / 1
+    # longest first to enter and to end: 200 / 4, 60 / 3, 50 / 2, 40 / 1
     prompts = kept_prompts(scheduler, runner, 40, 200, 60, 50)
     ask(scheduler, runner, sequence("s", prompt_of(20, 300), 1))
     assert sorted(kept.count for kept in scheduler._kv_cache.cached.values()) == [40, 50, 200, 300]
@@ -218,11 +218,11 @@ def test_a_prefix_in_the_way_moves_to_an_empty_slot():
     cells = KVCacheManager(4, limits)
     for _ in range(3):
         cells.slots.lease()
-    length = 9 * COPY_IN_TOKENS  # one in nine is expected to be used again
+    length = 9 * COPY_IN_TOKENS  # one cached token in nine is expected to be used again
     long = sequence("long", prompt_of(3, length), 1)
     long.num_computed = length
     cells.cache(1, long)
-    assert cells.lease() == 1  # between two that are leased
+    assert cells.lease() == 1  # the slot between two that are leased
     (copy,), cuts = cells.pop_actions()
     assert (copy.source, copy.target, copy.count) == (1, 3, length)
     assert [(cut.slot, cut.count) for cut in cuts] == [(1, 0)]
@@ -249,10 +249,10 @@ def test_what_is_never_used_again_moves_no_more():
 @pytest.mark.parametrize(("length", "stays"), [(100, False), (400, True)])
 def test_a_prefix_between_rows_gives_way_unless_a_second_pass_is_cheaper(length, stays):
     limits = Limits(4, 512, 128, 64)
-    scheduler, runner = engine(limits, "static")  # enters shortest first
-    scheduler._kv_cache._n_used_again = 1000  # all that is cached is used again
+    scheduler, runner = engine(limits, "static")  # the shortest prompt enters first
+    scheduler._kv_cache._n_used_again = 1000  # all cached tokens are expected to be used again
     prompts = [prompt_of(i + 2, n) for i, n in enumerate((50, length, length + 1))]
-    # the sequence in the middle ends first, and the others go on for too few steps to move
+    # the middle sequence ends first, and the others have too few steps left for a move
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"{i}", prompt, 1 if i == 1 else 14, ignore_eos=True))
     while len(scheduler.running) != 2:
@@ -290,10 +290,10 @@ def test_in_a_unified_cache_what_is_kept_makes_room():
     limits = Limits(8, 512, 128, 64, n_cells=600, can_pad=False)
     scheduler, runner = engine(limits)
     prompts = kept_prompts(scheduler, runner, 150, 140, 130)
-    _, computed = ask(scheduler, runner, sequence("big", prompt_of(30, 400), 50, ignore_eos=True))  # the runner checks
+    _, computed = ask(scheduler, runner, sequence("big", prompt_of(30, 400), 50, ignore_eos=True))  # n_cells is checked
     assert computed == 449
     assert scheduler._kv_cache.n_cached_cells <= 600
-    assert ask(scheduler, runner, sequence("again", (*prompts[2], 9), 1))[1] == 1  # the youngest stayed
+    assert ask(scheduler, runner, sequence("again", (*prompts[2], 9), 1))[1] == 1  # the youngest prefix stayed
 
 
 def test_no_room_in_a_unified_cache_costs_what_is_kept_before_anybody_is_preempted():
@@ -351,8 +351,10 @@ def test_a_loaded_prefix_fills_a_slot_and_others_copy_from_there():
 def test_turns_of_many_chats_get_what_they_get_alone(
     seed, name, n_slots, n_cells, start_slots, memory_for, growth, no_room_every, can_pad
 ):
-    """Chats that go on from their whole text, from a part of it, or anew; aborts, preemption, growth and eviction. The
-    runner checks each cell of each row."""
+    """Chats go on from all of their text or a part of it, or begin again, with aborts, preemption, growth and eviction.
+
+    The runner checks each cell of each row.
+    """
     rng = random.Random(seed)
     limits = Limits(n_slots, 256, 64, 32, n_cells=n_cells, can_pad=can_pad and n_cells is None)
     limits = replace(limits, start_slots=min(start_slots, n_slots))

@@ -1,4 +1,4 @@
-"""Logprobs on their way from rows to outputs: none lost, doubled or shifted, whatever happens to the sequence."""
+"""Logprobs from rows to outputs: none is lost, doubled or shifted, whatever happens to the sequence."""
 
 import random
 from dataclasses import replace
@@ -82,7 +82,7 @@ SWITCHES = ("can_share", "can_cut", "can_pad", "is_ragged")
 def test_everybody_gets_their_own(
     seed, name, n_slots, n_batch, prompt_rows, switches, row_ladder, no_room_every, reads
 ):
-    """Their text, whatever the policy, and their logprobs; `reads`: some ask for those."""
+    """Each request gets its own text and logprobs, whatever the policy. `reads`: some requests ask for logprobs."""
     rng = random.Random(seed)
     sizes = {"prefill_budget": min(32, n_batch), "prompt_rows": min(prompt_rows, n_batch), "row_ladder": row_ladder}
     limits = Limits(n_slots, n_batch, min(64, n_batch), **sizes, **switches)
@@ -185,7 +185,7 @@ def check_score(output, prompt: tuple[int, ...], first: int) -> None:
     no_room_every=st.sampled_from([0, 0, 7]),
     guesses=st.booleans(),
 )
-@example(93012, "batched", 5, 1, True, 7, False)  # no room, for a piece whose next one shares a call
+@example(93012, "batched", 5, 1, True, 7, False)  # a piece has no room, and the next piece shares its call
 def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_room_every, guesses):
     rng = random.Random(seed)
     limits = Limits(n_slots, 128, 64, 32, can_share=can_share, prompt_rows=prompt_rows, n_outputs=64)
@@ -211,7 +211,7 @@ def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_roo
 
 @pytest.mark.parametrize("n", [8, 40])
 def test_the_prompt_is_computed_once_for_all_its_continuations(n):
-    """Scores of more requests than there are slots; none has a row for its last token."""
+    """More requests are scored than there are slots. No request has a row for its last token."""
     prompts = [(*HEAD, 100 + i, *range(1, 1 + i % 3)) for i in range(n)]
     items = [sequence(f"r{i}", prompt, score_from=len(HEAD)) for i, prompt in enumerate(prompts)]
     outputs, _, runner = run(items)

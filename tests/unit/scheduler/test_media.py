@@ -1,4 +1,4 @@
-"""Prompts with pictures in the scheduler: calls of their own, whole where they must be, shared whole or not at all."""
+"""Prompts with pictures: a picture has its own calls, one call where it must, and is shared whole or not at all."""
 
 import random
 
@@ -23,7 +23,7 @@ KINDS = {
 def with_pictures(
     *parts: int | tuple[int, int], is_causal: bool = True
 ) -> tuple[tuple[int, ...], tuple[MediaRun, ...]]:
-    """A prompt of texts (a number: so many tokens) and pictures (their seed and length)."""
+    """Makes a prompt of texts, given as numbers of tokens, and pictures, given as (seed, length)."""
     ids, runs = [], []
     for part in parts:
         if isinstance(part, int):
@@ -76,7 +76,7 @@ def test_others_go_on_while_a_picture_is_encoded():
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_shared_beginning_ends_before_a_picture_that_differs(is_causal):
     first, first_runs = with_pictures(50, (1, 20), 4, is_causal=is_causal)
-    second = (*first[:60], *(255 - each for each in first[60:70]), *first[70:])  # half of the picture is the same
+    second = (*first[:60], *(255 - each for each in first[60:70]), *first[70:])  # half of the picture's tokens differ
     scheduler, runner = scheduler_of(), FakeModelRunner(PLAIN)
     scheduler.add(sequence("a", first, 4, media_runs=first_runs))
     drain(scheduler, runner)

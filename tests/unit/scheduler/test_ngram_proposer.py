@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup: each text is indexed once, and its longest run of last tokens decides."""
+"""Drafts by prompt lookup: each text is indexed once, and the longest match of its last tokens decides."""
 
 import random
 
@@ -11,10 +11,10 @@ from tests.unit.fakes import sequence
 
 def test_lookup_finds_what_followed_the_longest_run():
     index = RunIndex()
-    assert index.find([1, 2, 3, 4, 9, 3, 5, 2, 3], 3) == [4, 9, 3]  # after "2 3", not after the later "3"
+    assert index.find([1, 2, 3, 4, 9, 3, 5, 2, 3], 3) == [4, 9, 3]  # the match "2 3" is longer than the later match "3"
     assert index.find([1, 2, 3, 4, 9, 3, 5, 2, 3, 7], 3) == []
     assert RunIndex().find([1], 4) == []
-    assert RunIndex().find([5, 6, 5, 6, 5], 5) == [6, 5, 6, 5, 6]  # a repetition goes on
+    assert RunIndex().find([5, 6, 5, 6, 5], 5) == [6, 5, 6, 5, 6]  # a repetition is continued
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(1, 9))

@@ -29,7 +29,7 @@ LIMITS = Limits(n_slots=6, n_batch=256, n_ubatch=64, prefill_budget=32)
         (51, 15, 50),
         (500, 15, 50),
         (500, 32, 33),
-        (500, 1000, 33),  # never more than half is left free
+        (500, 1000, 33),  # at most half of the slot is left free for the output
         (500, None, 33),
         (64, 1, 64),
         (65, 1, 64),
@@ -96,7 +96,7 @@ def test_a_full_slot_forgets_the_older_half_and_the_text_goes_on():
         longest = max(longest, len(runner.cells[0]))
     assert longest == N_CTX
     assert list(outputs["r"].token_ids) == expected_shifted(prompt, 300, N_CTX, ignore_eos=True)
-    assert not scheduler._kv_cache.cached  # a shifted text is no prefix
+    assert not scheduler._kv_cache.cached  # cells of a shifted text are not cached
 
 
 @settings(max_examples=120)
@@ -109,7 +109,7 @@ def test_a_full_slot_forgets_the_older_half_and_the_text_goes_on():
     carries=st.booleans(),
 )
 def test_a_shifted_text_does_not_depend_on_its_company(seed, name, n_slots, n_cells, no_room_every, carries):
-    """Shared beginnings, preemption, growth, aborts: what was computed again forgets at the same tokens."""
+    """Prefixes, preemption, growth, aborts: a sequence that is computed again drops its cells at the same tokens."""
     rng = random.Random(seed)
     limits = Limits(n_slots, 128, 64, 16, n_cells=n_cells, can_pad=n_cells is None, start_slots=1)
     scheduler = Scheduler(policy(name), limits)

@@ -1,4 +1,4 @@
-"""Priorities, the background tier, preemption, deadlines, company: admission, turns, and no sequence starves."""
+"""Priorities, the background tier, preemption, deadlines, company: who is admitted, and that no sequence starves."""
 
 import random
 import re
@@ -38,7 +38,7 @@ LIMITS = Limits(n_slots=4, n_batch=256, n_ubatch=64, prefill_budget=64)
 
 
 def engine(name: str = "batched", limits: Limits = LIMITS, clock: Clock | None = None, **options):
-    """A scheduler with a clock that stands still, so that no step seems faster than another."""
+    """Returns a scheduler whose clock stands still, so that no step seems faster than another, and its runner."""
     return Scheduler(policy(name), limits, clock or Clock(), **options), FakeModelRunner(limits)
 
 
@@ -56,7 +56,7 @@ def names(sequences: list[Sequence]) -> set[str]:
 
 
 def greedy_text(one: Sequence) -> list[int]:
-    """Tokens of the request when it runs alone."""
+    """Returns the tokens of a request that runs alone."""
     scheduler, runner = engine()
     scheduler.add(Sequence(replace(one.request, request_id="alone"), VOCABULARY, 512))
     return list(drain(scheduler, runner)["alone"].token_ids)
@@ -121,8 +121,8 @@ def test_a_better_one_takes_a_slot_only_when_asked(preempt):
     scheduler.add(long("high", 5, group=9, priority=-1))
     step(scheduler, runner)
     assert ("high" in names(scheduler.running)) is preempt
-    assert names(low) - names(scheduler.running) == ({"low3"} if preempt else set())  # the worst
-    assert low[3].token_ids[: len(had)] == had  # its tokens are kept
+    assert names(low) - names(scheduler.running) == ({"low3"} if preempt else set())  # the worst priority
+    assert low[3].token_ids[: len(had)] == had  # the preempted sequence keeps its tokens
     finished = drain(scheduler, runner)
     assert scheduler.num_preemptions == int(preempt)
     for one in low:
@@ -230,7 +230,7 @@ def test_background_joins_one_step_in_120_and_stays_out_of_the_others_passes():
         scheduler.add(long(f"background{number}", 100, prompt=60, group=1, background=True))
     step(scheduler, runner)
     mixed, plain = 0, 0
-    # two for their prompts, five to learn what their rows cost, one more
+    # groups of steps: two for the prompts, five to measure the cost of rows, one more
     for _ in range(8 * (BACKGROUND_STEPS_UNTIL_KNOWN + 1)):
         spans = steps(scheduler, runner)
         assert sum(span.length for span in spans if span.sequence.background) <= BACKGROUND_CHUNK
@@ -316,7 +316,7 @@ def test_a_step_has_a_chunk_of_a_prompt_or_background_rows():
 
 def test_a_better_one_does_not_wait_for_a_prefix_that_a_background_one_computes():
     head = tuple(range(1, 61)) * 6
-    limits = Limits(n_slots=8, n_batch=512, n_ubatch=512, prefill_budget=512)  # one turn computes it
+    limits = Limits(n_slots=8, n_batch=512, n_ubatch=512, prefill_budget=512)  # one turn computes the whole head
     scheduler, runner = engine(limits=limits)
     scheduler.add(long("talker", 200, group=0))
     scheduler.add(sequence("behind", (*head, 5), 50, group=1, background=True))
@@ -362,7 +362,7 @@ def test_background_alone_runs_as_fast_as_anything():
         while scheduler.has_work:
             step(scheduler, runner)
             steps[background] += 1
-    assert steps[True] <= steps[False] + 8  # its prompts come in smaller chunks
+    assert steps[True] <= steps[False] + 8  # background prompts are computed in smaller chunks
 
 
 def test_a_deadline_ends_running_and_waiting_ones_in_the_step_in_which_it_passes():
@@ -460,7 +460,7 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
     for number in range(8):
         scheduler.add(long(f"front{number}", 200, group=number))
     step(scheduler, runner)
-    for slot in (2, 5):  # a foreground sequence leaves, a background one enters
+    for slot in (2, 5):  # in each slot, a foreground sequence leaves and a background one enters
         [leaving] = [s for s in scheduler.running if s.slot == slot]
         scheduler.abort(leaving.request.request_id)
         scheduler.add(long(f"background{slot}", 200, group=20 + slot, background=True))
@@ -470,7 +470,7 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
             scheduler.abort(s.request.request_id)
     assert {s.slot: s.background for s in scheduler.running} == {2: True, 3: False, 5: True, 6: False}
     left = {s.request.request_id: s for s in scheduler.running}
-    for _ in range(BACKGROUND_STEPS_BETWEEN):  # hole 4 suits both
+    for _ in range(BACKGROUND_STEPS_BETWEEN):  # hole 4 suits both tiers
         step(scheduler, runner)
         scheduler.check_integrity()
     slots = {
@@ -482,9 +482,9 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
 
 
 def twins(scheduler: Scheduler, runner: FakeModelRunner) -> tuple[Sequence, Sequence]:
-    """Two background sequences that begin alike; all slots are taken.
+    """Adds two background sequences that begin alike, when all slots are taken.
 
-    The second waits to copy from the first, which has computed nothing yet and is the first victim of preemption.
+    The second waits to copy from the first. The first has computed nothing yet, and would be preempted first.
     """
     scheduler.add(long("front", 100))
     scheduler.add(long("old", 100, group=1, background=True))
@@ -517,7 +517,7 @@ def test_two_that_begin_alike_never_wait_for_each_other():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
     first, _ = twins(scheduler, runner)
     scheduler._preempt(first)
-    scheduler._admit_waiting()  # back before the second has noticed, and begins as the second does
+    scheduler._admit_waiting()  # the first is back before the second has noticed, and begins as the second does
     assert scheduler.prefix_cache.waits(first)
     done = drain(scheduler, runner, limit=2000)
     assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)

@@ -51,7 +51,7 @@ def test_families_are_those_that_share_half_of_the_shorter_prompt():
     assert prefix_families([together, [9] * 50, [*head, *[3] * MIN_SHARED]]) == [[0, 2], [1]]
     assert prefix_families([[*apart, 5], [*together, 4, 4]]) == [[0], [1]]
     assert prefix_families([head, head]) == [[0, 1]]
-    assert prefix_families([head[:-1], head[:-1]]) == [[0], [1]]  # too short to be worth a copy
+    assert prefix_families([head[:-1], head[:-1]]) == [[0], [1]]  # the common prefix is too short for a copy
     assert prefix_families([]) == []
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_overtaken_a_bounded_number_of_times():
     while queue.pop(only_small) is not None:
         passed += 1
     assert passed == MAX_OVERTAKEN
-    assert queue.pop(lambda s: True).request.request_id == "large"  # its turn has come
+    assert queue.pop(lambda s: True).request.request_id == "large"  # it cannot be overtaken any more
     assert queue.pop(only_small).request.request_id == f"s{MAX_OVERTAKEN}"
 
 

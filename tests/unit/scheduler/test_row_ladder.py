@@ -1,4 +1,4 @@
-"""Dummy rows that keep the shape of decode calls, on simulated machines."""
+"""Dummy rows that keep the shape of decode calls constant, on simulated machines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.step_costs import StepCosts
 from tests.unit.fakes import FakeModelRunner, drain, sequence, steps
 
-GPU = (0.005, 0.00002)  # seconds of a pass, and of a row
+GPU = (0.005, 0.00002)  # seconds for a pass, and for each row
 CPU = (0.023, 0.0023)
 RUNGS = [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 24), (19, 32), (33, 40), (34, 48), (41, 48), (49, 56), (50, 64)]
 LIMITS = Limits(n_slots=64, n_batch=512, n_ubatch=512, prefill_budget=512, on_device=True, row_ladder="auto")
 
 
 class Machine(FakeModelRunner):
-    """A runner on which a pass, a row and a copy of a slot take these seconds."""
+    """A runner on which a pass takes pass_s seconds, a row row_s, and a copy of a slot copy_s."""
 
     def __init__(self, limits: Limits, pass_s: float, row_s: float, copy_s: float = 0.0) -> None:
         super().__init__(limits)
@@ -39,7 +39,7 @@ class Machine(FakeModelRunner):
 
 
 def measured(limits: Limits, pass_s: float, row_s: float, rows=(1, 64)) -> StepCosts:
-    """Costs of a machine, after steps of so many rows."""
+    """Returns the costs that are measured after steps of so many rows."""
     costs = StepCosts(limits)
     for n in rows:
         costs._times.add(n, pass_s + n * row_s)
@@ -123,7 +123,10 @@ def test_it_is_for_devices(changed, is_on):
 
 
 def run(n_requests: int = 24, n_slots: int = 24, machine=GPU, **changed):
-    """Decode calls, and shapes that change from one to the next, of requests of unequal lengths that start together."""
+    """Runs requests of unequal lengths that start together.
+
+    Returns their tokens, the number of times that two decode calls in a row differ in shape, and the runner.
+    """
     sizes = {"n_slots": n_slots, "n_batch": 512, "n_ubatch": 512, "prefill_budget": 512}
     limits = Limits(**{**sizes, "on_device": True, "row_ladder": "auto", **changed})
     runner = Machine(limits, *machine)

@@ -85,7 +85,7 @@ def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name, can_cut, i
 def test_shared_heads_and_early_ends_while_the_context_grows(
     seed, name, start_slots, memory_for, growth_steps, carries, keeps, can_cut, row_ladder
 ):
-    """Sources that end at their first token, followers that wait, and arrivals that make the context grow."""
+    """Sources end at their first token, followers wait, and arrivals make the context grow."""
     rng = random.Random(seed)
     limits = replace(LIMITS, start_slots=start_slots, keeps_prefixes=keeps, can_cut=can_cut, row_ladder=row_ladder)
     runner = FakeModelRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
@@ -107,9 +107,9 @@ def test_shared_heads_and_early_ends_while_the_context_grows(
 
 
 def grown(carries: bool = True, **options) -> tuple[Scheduler, FakeModelRunner, list[set[str]]]:
-    """Outputs of each step after two requests came to eight that run on eight slots, until all have ended.
+    """Adds two requests to eight that run on eight slots, and runs all to their end.
 
-    The larger context takes five steps to make.
+    The larger context takes five steps to make. Returns scheduler, runner and, for each step, the ids with an output.
     """
     limits = Limits(n_slots=10, n_batch=128, n_ubatch=64, prefill_budget=32, start_slots=8, **options)
     scheduler, runner = Scheduler(policy("batched"), limits), FakeModelRunner(limits, growth_steps=5, carries=carries)
@@ -268,7 +268,7 @@ def test_order_of_entry():
     assert entered("sequential", [5, 3, 9]) == ["0", "1", "2"]
     assert entered("length-sorted", [5, 3, 9]) == ["1", "0", "2"]
     assert entered("batched", [5, 3, 9]) == ["2", "0", "1"]
-    # a later call does not overtake an earlier one
+    # a later call's requests do not overtake an earlier one's
     assert entered("length-sorted", [9, 9, 1], groups=[0, 0, 1]) == ["0", "1", "2"]
 
 
@@ -289,7 +289,7 @@ def test_a_request_id_in_flight_is_refused():
 def test_prompt_chunks_share_a_call_where_they_are_alike():
     limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128, can_share=False)
     lengths = [60, 60, 60, 90, 3, 9, 16, 40]
-    scheduler, runner = Scheduler(policy("static"), limits), FakeModelRunner(limits)  # enters shortest first
+    scheduler, runner = Scheduler(policy("static"), limits), FakeModelRunner(limits)  # the shortest prompt enters first
     for number, length in enumerate(lengths):
         scheduler.add(sequence(str(number), tuple([10 + number] * length), 2))
     step(scheduler, runner)
@@ -298,7 +298,7 @@ def test_prompt_chunks_share_a_call_where_they_are_alike():
 
 
 def running_ones(n: int, max_tokens: int):
-    """A scheduler with n sequences under way, one a slot."""
+    """Returns a scheduler with n running sequences, one in each slot, its runner and their prompts."""
     scheduler, runner = Scheduler(policy("batched"), LIMITS), FakeModelRunner(LIMITS)
     prompts = {f"{i}": (60 - i,) * 5 for i in range(n)}
     for name, prompt in prompts.items():
@@ -320,7 +320,7 @@ def test_holes_are_closed_by_moving_when_none_waits():
     for slot in (0, 2, 5):
         scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == slot))
     assert slots_of_next_call(scheduler, runner) == [1, 2, 3, 4, 5]
-    for name, output in drain(scheduler, runner).items():  # the runner has checked each cell of those that moved
+    for name, output in drain(scheduler, runner).items():  # the runner has checked each cell of the moved sequences
         assert list(output.token_ids) == expected_output(prompts[name], 60, ignore_eos=True)
 
 

@@ -1,4 +1,4 @@
-"""The state of slots and queue that a watcher sees."""
+"""The state of slots and queue that an observer sees."""
 
 import random
 
@@ -116,7 +116,7 @@ def test_the_head_of_the_queue_is_in_the_order_of_admission():
             queue.forget(item)
         arrived = queue.head(100)
         assert {s.request.request_id for s in arrived} == {s.request.request_id for s in items if queue._is_waiting(s)}
-        queue.first()  # sorts the arrivals in
+        queue.first()  # this call sorts the arrivals into the queue
         expected = queue.head(100)
         assert queue.head(7) == expected[:7]
         popped = []

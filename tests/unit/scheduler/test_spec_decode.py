@@ -1,4 +1,4 @@
-"""Speculative decoding: guesses never change a text, and are made where they pay."""
+"""Speculative decoding: draft tokens never change a text, and are used only where they save time."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ LIMITS = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
 
 
 class Guesser:
-    """Guesses right with a given probability a token, and drafts of any length, also none."""
+    """Proposes drafts of any length, also none. Each token is right with a given probability."""
 
     def __init__(self, rng: random.Random, right: float, is_free: bool = True, ragged: bool = True) -> None:
         self.is_free = is_free
@@ -56,7 +56,7 @@ class Guesser:
 
 
 class TimedRunner(FakeModelRunner):
-    """Its calls take `cost` of their rows, in seconds."""
+    """A runner whose calls take `cost(rows)` seconds."""
 
     def __init__(self, limits, clock, cost) -> None:
         super().__init__(limits)
@@ -170,7 +170,7 @@ def test_a_right_guess_saves_its_steps_and_a_wrong_one_none():
         scheduler, runner = Scheduler(policy("sequential"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
         scheduler.add(sequence("r", (5, 6), 41, ignore_eos=True))
         drain(scheduler, runner)
-        assert len(runner.calls) in (calls, calls + 1)  # the prompt's, then those of 40 tokens
+        assert len(runner.calls) in (calls, calls + 1)  # one call for the prompt, then those of 40 tokens
         assert speculation.counts.verify_calls == len([c for c in runner.calls if c.n_guesses])
         assert (speculation.counts.accepted_tokens > 30) == (right == 1.0)
 
@@ -206,7 +206,7 @@ def test_requests_whose_chain_is_for_one_token_a_step_are_not_drafted(params):
 
 
 def simulate(cost, right, steps=400, n_draft=8, rows=4):
-    """Share of steps with guesses in the last half, and seconds a token with and without them."""
+    """Returns the share of decode calls with draft tokens in the second half of a run, and the SpecDecoder."""
     clock = Clock()
     speculation = SpecDecoder(Guesser(random.Random(7), right, ragged=False), LIMITS, n_draft, N_CTX, clock=clock)
     scheduler = Scheduler(policy("batched"), LIMITS, clock=clock, spec_decoder=speculation)
@@ -236,7 +236,7 @@ def test_off_where_guesses_are_wrong_or_rows_cost_what_they_bring():
 
 
 def test_the_length_follows_the_stairs():
-    """Up to 8 rows cost one step, more cost ten: with 4 rows one guess each is all that pays."""
+    """Up to 8 rows cost one step, and more rows cost ten. With 4 sequences, only one draft token each saves time."""
     _, speculation = simulate(lambda rows: 0.01 if rows <= 8 else 0.1, right=1.0)
     assert speculation.counts.speculating == 1
     per_call = speculation.counts.drafted_tokens / speculation.counts.verify_calls
@@ -309,20 +309,22 @@ def test_options_are_refused_by_name(options, message):
 
 def test_output_rows_are_bounded():
     assert resolved("tiny").output_rows(64, 152_000) == 64
-    assert resolved("tiny").output_rows(32, 152_000) == 55  # of prompts
+    assert resolved("tiny").output_rows(32, 152_000) == 55  # output rows of prompts
     config = resolved("tiny", speculate="lookup", n_draft=8)
     assert config.output_rows(32, 1000) == 32 * 9
     assert config.output_rows(256, 256_000) == 262
     longer = resolved("tiny", speculate="lookup", n_draft=64)
-    most = longer.output_rows(32, 152_000)  # what a call is cut by, also while the context has fewer slots
+    most = longer.output_rows(32, 152_000)  # the limit of each call, also while the context has fewer slots
     assert all(n * (most // n) <= longer.output_rows(n, 152_000) for n in (8, 16, 32))
     assert all(n * 65 <= longer.output_rows(n, 152_000) for n in (1, 2, 4))
 
 
 @pytest.mark.parametrize("can_cut", [True, False])
 def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn(can_cut):
-    """The next request begins with all that the finished one came to be: its cells end where that text ends. A state
-    of more tokens is of no use."""
+    """The next request begins with the whole text of the finished one, whose cells must end where its text ends.
+
+    A saved state with more tokens cannot be used.
+    """
     cut, limits = 0, replace(LIMITS, can_cut=can_cut, can_pad=can_cut)
     for seed in range(30):
         speculation = SpecDecoder(Guesser(random.Random(seed), 1.0, ragged=False), limits, 8, N_CTX, always=True)

@@ -1,4 +1,4 @@
-"""The Python of a decode step: calls of functions, which unlike times are the same on any machine."""
+"""The Python work of a decode step, in calls of functions. Unlike times, calls are the same on any machine."""
 
 import sys
 
@@ -16,7 +16,7 @@ SAMPLED = SpanOutput(DecodeStatus.OK, (97,))
 
 
 def calls_of_a_step(n_rows: int) -> tuple[int, int]:
-    """Python functions that are called to decide a decode step, and to apply its results."""
+    """Counts the Python calls that decide a decode step, and those that apply its results."""
     limits = Limits(n_slots=n_rows, n_batch=2048, n_ubatch=512, prefill_budget=512)
     scheduler = Scheduler(policy("batched"), limits)
     params = SamplingParams(max_tokens=64)
@@ -50,7 +50,7 @@ def test_a_token_of_a_decode_step_takes_few_calls():
 
 
 def test_a_plain_step_takes_few_calls():
-    """Features that are off cost a look at a field, not calls."""
+    """A feature that is off costs a look at a field, but no call."""
     assert 20 <= sum(calls_of_a_step(1)) <= 80
 
 

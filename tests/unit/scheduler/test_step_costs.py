@@ -1,4 +1,4 @@
-"""Costs of passes, rows and copies as they are measured, and the choices that follow from them on a GPU."""
+"""Measured costs of passes, rows and copies, and the choices that follow from them on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decode_step(n_rows: int, copies: int = 0) -> SchedulerOutput:
 
 
 def costs_on(limits: Limits, copy_s: float = 0.004) -> StepCosts:
-    """What is measured in steps of 1 to 33 rows, some of them with copies."""
+    """Returns the costs that are measured in steps of 1 to 33 rows, some with copies."""
     costs = StepCosts(limits)
     for n_rows in (1, 9, 33):
         for _ in range(4):
@@ -43,7 +43,7 @@ def test_step_times_lie_between_what_was_measured():
     assert times.seconds(4) == times.seconds(64) == times.seconds(1) == 1.0
     times.add(64, 7.0)
     assert times.seconds(34) == pytest.approx(4.0)
-    times.add(4, 9.0)  # one slow step is noise
+    times.add(4, 9.0)  # one slow step counts as noise
     assert times.seconds(4) == 1.0
 
 
@@ -95,7 +95,7 @@ def test_cached_cells_between_rows_are_worth_less_than_a_pass_of_a_gpu(limits, i
     cache = PrefixCache(limits, 8, costs_on(limits))
     rows = decoding(0, 2)
     cache.kv_cache.cached[1] = CachedPrefix([5] * 60_000, 60_000, (), 0)
-    assert 18 * 60 < cache.kv_cache.expected_saving(1) < 250 * 60  # 63 steps are left
+    assert 18 * 60 < cache.kv_cache.expected_saving(1) < 250 * 60  # 63 steps remain
     cache.evict_between(rows, {0, 2})
     assert (1 in cache.kv_cache.cached) == is_kept
 

@@ -1,4 +1,4 @@
-"""The number of threads follows the times of steps, on simulated machines: no clock."""
+"""The number of threads follows the durations of steps, on simulated machines without a clock."""
 
 import random
 
@@ -8,11 +8,11 @@ from llamabatch.scheduler import thread_choice
 from llamabatch.scheduler.thread_choice import ThreadChoice
 
 IDLE = {1: 2.0, 2: 1.0}
-BESIDE_ONE = {1: 2.0, 2: 3.0}  # times of the step of two threads alone
+BESIDE_ONE = {1: 2.0, 2: 3.0}  # durations in units of an idle step with two threads
 
 
 class Machine:
-    """A machine whose steps take `step_s` with two threads, and `factors` of it with others; noise of a tenth."""
+    """A machine whose steps take `step_s` with two threads. Each number of threads has a factor; noise is a tenth."""
 
     def __init__(self, step_s, most=2, tries=True):
         self.choice = ThreadChoice(most, tries)
@@ -20,7 +20,7 @@ class Machine:
         self.seconds = {}
 
     def run(self, seconds, factors, rows=8):
-        """The share of the time that steps of each number of threads took."""
+        """Returns each number of threads' share of the time."""
         spent = dict.fromkeys(factors, 0.0)
         n_steps = 0
         while sum(spent.values()) < seconds:
@@ -64,11 +64,10 @@ def test_a_process_that_is_there_from_the_beginning_is_met_too():
 
 
 def test_many_threads_become_fewer_one_by_one():
-    beside_two = {6: 1.3, 7: 1.2, 8: 1.0, 5: 1.5}  # six are as fast as seven
     machine = Machine(0.01, most=8)
     machine.run(30, {5: 1.5, 6: 1.25, 7: 1.1, 8: 1.0})
     assert machine.choice.threads == 8
-    machine.run(60, {**beside_two, 8: 2.5, 7: 1.6})
+    machine.run(60, {5: 1.5, 6: 1.3, 7: 1.6, 8: 2.5})
     assert machine.choice.threads == 6
 
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 def fake_app(
     answers: Answers = None, *, server: dict[str, Any] | None = None, connect: Any = None, **engine: Any
 ) -> Any:
-    """An application whose model answers as FakeLLM's; `connect` stands in for the start of the engine."""
+    """Returns an application whose model answers as a FakeLLM does. `connect` replaces the start of the engine."""
 
     def connected(config: EngineConfig) -> FrontClient:
         client = FakeClient(config, Script(answers, None, None, None, None))
@@ -32,20 +32,20 @@ def fake_app(
 
 
 def ready(client: TestClient) -> TestClient:
-    """The client, once the model has loaded."""
+    """Returns the client once the model has loaded."""
     until(lambda: client.get("/readyz").status_code == 200)
     return client
 
 
 @contextlib.contextmanager
 def ready_client(answers: Answers = None, *, headers: Any = None, **options: Any) -> Iterator[TestClient]:
-    """A client of a `fake_app` whose model has loaded; an exception of the application is a 500."""
+    """Yields a client of a `fake_app` whose model has loaded. An exception of the application becomes a 500."""
     with TestClient(fake_app(answers, **options), raise_server_exceptions=False, headers=headers) as client:
         yield ready(client)
 
 
 def fake_client(client: TestClient) -> Any:
-    """The FakeClient below the application, which has the requests that came to it."""
+    """Returns the FakeClient below the application, which stores the requests that it got."""
     found = client.app.state.serving.client
     while not hasattr(found, "requests"):
         found = found.inner

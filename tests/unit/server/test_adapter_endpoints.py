@@ -1,4 +1,4 @@
-"""Adapters over HTTP: loading and unloading as vLLM does, scales as llama-server does."""
+"""Adapters over HTTP: vLLM's endpoints load and unload them, llama-server's set their scales."""
 
 import os
 

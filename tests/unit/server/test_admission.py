@@ -1,4 +1,4 @@
-"""The wait before a new request, by the requests that went before."""
+"""The estimated wait of a new request, computed from earlier requests."""
 
 import random
 
@@ -18,7 +18,7 @@ def request(name, n_prompt=4, **params):
 
 
 def output(asked, *, queued_s=0.0, prefill_s=0.4, token_s=0.1, n=10, reason=FinishReason.STOP, error=None):
-    """Of a request whose first token came after its prefill, and the others every token_s."""
+    """Returns the output of a request: the first token comes after prefill_s, each other token_s later."""
     first = queued_s + prefill_s
     times = tuple(first + at * token_s for at in range(n))
     timings = Timings(queued_s, first if n else None, times[-1] if n else queued_s, times)
@@ -27,7 +27,7 @@ def output(asked, *, queued_s=0.0, prefill_s=0.4, token_s=0.1, n=10, reason=Fini
 
 
 class Admission(Counting):
-    """With the count of a front: the continuations that have entered and not left."""
+    """An admission with a front's count: the continuations that have entered and not left."""
 
     def __init__(self, n_slots, **options):
         self.copies = {}
@@ -43,7 +43,7 @@ class Admission(Counting):
 
 
 def measured(n_slots=2, **options):
-    """An Admission that has seen requests of 0.1 s a prompt token, 0.1 s an output token and 10 output tokens."""
+    """Returns an Admission after requests of 0.1 s a prompt token, 0.1 s an output token and 10 output tokens."""
     admission = Admission(n_slots, **options)
     for at in range(MIN_MEASURED):
         asked = request(f"past {at}")
@@ -67,7 +67,7 @@ def test_nothing_is_refused_before_anything_was_measured():
 
 def test_the_wait_is_the_rest_of_what_runs_and_all_that_waits_before():
     admission = measured(2)
-    # 4 tokens of prompt take 0.4 s, 10 steps 1.0 s
+    # 4 tokens of prompt take 0.4 s, and 10 steps take 1.0 s
     entered(admission, 1, 10.0)
     assert admission.wait_s(request("new"), 10.0) == 0.0, "a slot is free"
     admission.enter([request("second")], 10.0)
@@ -146,7 +146,7 @@ def test_errors_and_aborts_say_nothing_of_the_speed_but_free_a_place():
 def test_retry_after_follows_the_measured_rate_and_promises_each_place_once():
     admission = Admission(4)
     asked = entered(admission, 24, 0.0)
-    for at in range(20):  # one each 0.5 s, four slots
+    for at in range(20):  # one ends each 0.5 s, on four slots
         admission.leave(asked[at].request_id, output(asked[at]), (at + 1) * 0.5)
     entered(admission, 20, 10.0)
     assert admission.rate.per_s == pytest.approx(2.0)
@@ -185,7 +185,7 @@ def test_idle_time_is_not_measured_and_old_ends_are_forgotten():
 
 @pytest.mark.parametrize("n_slots", [1, 4, 16])
 def test_estimates_are_near_the_start_of_a_simulated_queue(n_slots):
-    """A queue of slots, played: requests of drawn lengths; the estimate of each start is compared with its start."""
+    """Simulates a queue with requests of random lengths. Compares each estimated start with the real start."""
     rng = random.Random(n_slots)
     admission, now = measured(n_slots), 100.0
     waiting, running, off = [], [], []
@@ -248,6 +248,6 @@ def test_measures_are_added_up_when_a_wait_is_asked_for(monkeypatch):
     n_sums = len(sums)
     assert waits[0] == waits[1] == waits[2] == pytest.approx(1.4, abs=0.1)
     admission.leave(asked[0].request_id, output(asked[0], token_s=0.5), 101.0)
-    assert n_sums == 6  # one of each kind of measure, for all three
+    assert n_sums == 6  # one sum for each kind of measure serves all three waits
     admission.enter([request(2)], 101.0)
     assert admission.wait_s(late, 101.0) != waits[0]

@@ -14,7 +14,7 @@ from llamabatch.request.logprobs import Logprob
 from llamabatch.server.http.middleware import EndsWithItsClient
 from llamabatch.server.openai.completion_response import LogprobsRecord
 from tests.unit.server.serving_clients import fake_app, ready_client
-from tests.unit.server.serving_clients import ready as ready  # other folders take it from here
+from tests.unit.server.serving_clients import ready as ready  # tests in other folders import it from this module
 from tests.waiting import PATIENCE_S, until
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
@@ -115,7 +115,7 @@ def test_a_failed_request_is_an_error_and_not_a_text():
         raise ValueError("broken")
 
     with ready_client(answers) as client:
-        for stream in (False, True):  # nothing was sent before
+        for stream in (False, True):  # no chunk was sent before the error
             response = client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
             assert response.status_code == 500
             assert "broken" in response.json()["error"]["message"]
@@ -154,7 +154,7 @@ def test_one_who_waits_for_a_load_and_leaves_cancels_nothing():
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_cancelled_request_is_cancelled_unless_its_client_has_left(leaves):
-    """The end of a server cancels tasks and waits for them; one that swallowed that would seem to have answered."""
+    """A server that ends cancels tasks and waits. A task that hid its cancellation would seem to have answered."""
     messages = [{"type": "http.request", "body": b"", "more_body": False}]
     begun, never, ended = asyncio.Event(), asyncio.Event(), []
 
@@ -196,7 +196,7 @@ def test_mounted_in_another_application_it_loads_at_its_first_request():
 
 
 def joined(chunks, index=0):
-    """The text and the logprobs of a choice, from its chunks."""
+    """Returns the text and the logprobs of a choice, joined from its chunks."""
     mine = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == index]
     logprobs = {}
     for each in mine:
@@ -224,7 +224,7 @@ def test_echo_brings_the_prompt_with_its_logprobs(client, prompt):
 
 
 def test_offsets_of_a_prompt_are_places_in_its_text():
-    pieces = {1: b" D", 2: b"\xc3", 3: b"\xbc", 4: b" the"}  # the vocabulary puts a space before every text
+    pieces = {1: b" D", 2: b"\xc3", 3: b"\xbc", 4: b" the"}  # this vocabulary puts a space before every text
     logprobs = [None, *({token_id: Logprob(-1.0, 1, "?")} for token_id in (2, 3, 4))]
     record = LogprobsRecord(pieces.__getitem__)
     assert record.add([1, 2, 3, 4], logprobs, 0, "Dü the")["text_offset"] == [0, 1, 1, 2]

@@ -28,7 +28,7 @@ URL = "/v1/chat/completions"
 
 
 class Host(service.ServingHost):
-    """A host whose jobs have a model's file to name."""
+    """A host that has the name of a model file for its jobs."""
 
     def model_identity(self):
         return {"name": "fake"}
@@ -233,7 +233,7 @@ def test_files_are_bounded_one_by_one_and_together(client, folder):
     response = upload(client, b"x" * 20_001)
     assert response.status_code == 413
     assert "--max-file-bytes" in response.json()["error"]["message"]
-    assert upload(client, b"x" * 100_000).status_code == 413  # by its length, before any of it
+    assert upload(client, b"x" * 100_000).status_code == 413  # refused by its length, before the body is read
     found = [upload(client, b"x" * 20_000).status_code for _ in range(6)]
     assert found == [200] * 4 + [507] * 2
     assert sum(path.stat().st_size for path in (folder / "files").iterdir()) <= 100_000
@@ -293,7 +293,7 @@ def test_a_named_folder_of_another_server_is_an_error_of_the_load_and_the_usual_
         assert client.get("/v1/files").status_code == 503
         other.close()
         assert client.get("/v1/files").status_code == 200
-    Store(folder, 10**9).close()  # the server has given it back
+    Store(folder, 10**9).close()  # the server no longer uses the folder
 
 
 def test_a_server_that_gets_no_file_writes_none(tmp_path, monkeypatch):
@@ -384,7 +384,7 @@ def test_a_model_that_sleeps_is_kept_awake_by_its_batches_and_woken_for_their_fi
         assert model.state == "loaded"
         begins.set()
         until(lambda: model.state == "sleeping")
-        found = wait(client, made.json()["id"])  # a look loads it again
+        found = wait(client, made.json()["id"])  # a question about the batch loads the model again
         assert found["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
         assert model.n_loads > 2
     with pool_client("red", "blue", options=options) as client:

@@ -41,7 +41,7 @@ URL = "/v1/completions"
 
 
 class Engine(HeldClient):
-    """Ends its requests on a thread, `per_look` each 5 ms, and about `most` in all."""
+    """Ends requests on a thread: `per_look` of them each 5 ms, and about `most` in all."""
 
     def __init__(self, per_look=3, most=10**9):
         super().__init__()
@@ -76,7 +76,7 @@ class Host:
 
 
 class World:
-    """A data folder over several lives of a server."""
+    """A data folder that several runs of a server use."""
 
     def __init__(self, folder):
         self.folder = folder / "data"
@@ -123,7 +123,7 @@ class World:
         return until(reached, lambda: self.store.batch(batch_id))
 
     def journals(self):
-        """Folders of batches, once the threads of those that have ended are gone."""
+        """Returns the folders of batches, once the threads of ended batches are gone."""
         until(lambda: not self.batches._running)
         return [path for path in (self.folder / "batches").iterdir() if path.is_dir()]
 
@@ -211,7 +211,7 @@ def test_a_process_that_ends_anywhere_in_the_end_of_a_batch_loses_and_doubles_no
     world.start()
     monkeypatch.setattr(runner_module.logger, "exception", lambda *args: None)
     monkeypatch.setattr(runner_module._Run, "_fail_after", lambda self, error: setattr(world, "died", True))
-    monkeypatch.setattr(runner_module.Batches, "ended", lambda self, run, pause_s=0.0: None)  # never tried again
+    monkeypatch.setattr(runner_module.Batches, "ended", lambda self, run, pause_s=0.0: None)  # no batch is tried again
     for name in ("put_batch", "add_file", "remove_journal"):
         monkeypatch.setattr(world.store, name, counted(getattr(world.store, name)))
     monkeypatch.setattr(runner_module, "write_results", counted(runner_module.write_results))
@@ -230,7 +230,7 @@ def test_a_process_that_ends_anywhere_in_the_end_of_a_batch_loses_and_doubles_no
     assert (batch.completed, batch.failed) == (19, 1)
     assert sorted(each["custom_id"] for each in world.all_lines(batch)) == sorted(f"id {i}" for i in range(20))
     names = sorted(path.name for path in (world.folder / "files").iterdir())
-    assert len(names) == 6, names  # a record and a content of three files
+    assert len(names) == 6, names  # a record and the content of three files
     assert world.journals() == []
 
 
@@ -258,7 +258,7 @@ def test_a_window_that_ends_expires_the_rest_and_promotes_before_that(world):
     assert all(r.params.background for r in engine.seen)
     run = world.batches._running[batch_id]
     assert run.shared is None or run.shared.background
-    world.offset = 2000.0  # of 3600: the second half, and no row is done
+    world.offset = 2000.0  # the second half of 3600 s begins, and no row is done
     until(lambda: not run.shared.background and len(engine.in_flight) >= 8 and engine.aborted)
     engine.end(2)
     until(lambda: world.store.batch(batch_id).completed >= 2)
@@ -319,7 +319,7 @@ def test_batches_run_side_by_side_and_a_near_window_does_not_wait_for_a_place(wo
 
     until(lambda: states() == ["in_progress"] * 4 + ["validating"])
     near = world.create(lines(2), window="1h")
-    world.offset = 2000.0  # its second half
+    world.offset = 2000.0  # the second half of the window
     world.wait(near, "in_progress")
     world.offset = 3601.0
     world.wait(near, "expired")
@@ -447,14 +447,14 @@ def test_windows():
             seconds_of(wrong)
     window = Window(0.0, 1000.0)
     assert not window.is_near(499.0, 5)
-    assert window.is_near(501.0, 5)  # no row has come
+    assert window.is_near(501.0, 5)  # no row has ended
     for second in range(0, 101, 10):
-        window.observe(float(second), second)  # a row a second
+        window.observe(float(second), second)  # one row ends each second
     assert window.rate == pytest.approx(1.0)
     assert not window.is_near(100.0, 449)
-    assert window.is_near(100.0, 451)  # twice as long as at this rate
+    assert window.is_near(100.0, 451)  # 451 rows take more than half of the time that is left
     for second in range(100, 901, 10):
-        window.observe(float(second), 100)  # others have the engine to themselves
+        window.observe(float(second), 100)  # other jobs use the whole engine
     assert window.rate is None
     assert window.is_near(900.0, 1)
     assert window.is_over(1000.0)
@@ -473,7 +473,7 @@ def test_results_are_the_same_however_often_they_are_written(tmp_path):
     source.write_text("".join(json.dumps(each) + "\n" for each in lines(4)))
     good = '{"id": "batch_req_2", "custom_id": "id 2", "response": {}, "error": null}\n'
     bad = '{"id": "batch_req_0", "custom_id": "id 0", "response": null, "error": {"code": "x", "message": "y"}}\n'
-    journal.write_text(good + bad + '{"id": "batch_req_1", "cust')  # torn
+    journal.write_text(good + bad + '{"id": "batch_req_1", "cust')  # the last line is torn
     for _ in range(2):
         written = write_results(
             *(source, journal, tmp_path / "o.jsonl", tmp_path / "e.jsonl", "batch_expired"),
@@ -507,19 +507,19 @@ def test_a_batch_whose_input_has_vanished_fails(world):
     world.start(held)
     batch_id = world.create(lines(20))
     world.wait(batch_id, "in_progress")
-    until(lambda: held.seen)  # the input has been found
+    until(lambda: held.seen)  # the job has opened its input
     world.store.content(world.store.batch(batch_id).input_file_id).unlink()
     world.stop()
     world.start()
     batch = world.wait(batch_id, "failed")
-    assert f"{batch.input_file_id}.jsonl" in batch.errors[0]["message"]  # gone before or while it was read
+    assert f"{batch.input_file_id}.jsonl" in batch.errors[0]["message"]  # the file vanished before or while it was read
     assert str(world.folder) not in batch.errors[0]["message"]
 
 
 def test_a_cancelled_batch_whose_input_has_vanished_ends(world, monkeypatch):
     real = runner_module.write_results
 
-    def write_without_input(source, *rest):  # the job may see the end of its input at any moment before
+    def write_without_input(source, *rest):  # before this, the job may reach the end of its input at any moment
         source.unlink()
         return real(source, *rest)
 

@@ -1,4 +1,4 @@
-"""The text of a body as values, by a table of its fields."""
+"""Converts the text of a body to values, by a table of its fields."""
 
 import json
 import logging
@@ -93,7 +93,7 @@ FIELDS = {
 
 def test_unknown_fields_are_ignored_by_name_or_refused():
     body = Body({"n": 1, "topp": 1, "x": None}, FIELDS)
-    assert body.ignored == ["topp"]  # null is a missing field
+    assert body.ignored == ["topp"]  # a field that is null counts as missing
     assert body.take("n") == 1
     assert body.take("n") is None
     with pytest.raises(ApiError, match="no field 'm'") as caught:
@@ -135,7 +135,7 @@ def test_the_header_of_ignored_names_is_short_and_safe():
 
 
 def test_few_and_short_names_are_kept_of_what_is_ignored():
-    """They are written on the event loop, and the log remembers them."""
+    """The names are written on the event loop, and the log stores them."""
     assert len(Body({f"f{i}": 0 for i in range(5000)}, FIELDS).ignored) == 1024
     assert Body({"x" * 1_000_000: 0}, FIELDS).ignored == ["x" * 64]
     body = Body({}, FIELDS)
@@ -181,7 +181,7 @@ def test_a_body_has_a_bound_on_its_values(unit):
 def test_what_stands_in_a_text_is_no_value():
     text = '[{,\\"' * (MAX_SIZE // 8)
     assert read_json(json.dumps({"a": [text, text]}).encode()) == {"a": [text, text]}
-    assert refused(b'{"a":"' + b"," * 2 * MAX_SIZE).status == 400  # a text without an end
+    assert refused(b'{"a":"' + b"," * 2 * MAX_SIZE).status == 400  # an unterminated string
     assert read_json(b'{"a":["' + b"\\\\" * MAX_SIZE + b'", ",,"]}') == {"a": ["\\" * MAX_SIZE, ",,"]}
 
 

@@ -1,4 +1,4 @@
-"""Bounds on what a request may ask for: logprobs at each place, and texts that the answer repeats."""
+"""Bounds on requests: logprobs at each place, and texts that the answer repeats."""
 
 import pytest
 

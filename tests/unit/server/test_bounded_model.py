@@ -6,7 +6,7 @@ from llamabatch.server.serving.bounded_model import COUNTED, MAX_TEXT
 from llamabatch.testing.fake_model import FakeModel
 from tests.unit.server.serving_clients import ready_client
 
-LONGEST = 64 * FakeModel.longest_token  # characters for n_ctx=64
+LONGEST = 64 * FakeModel.longest_token  # most characters of a prompt with n_ctx=64
 LONG = "a" * (COUNTED + 1)
 CHAT = [{"role": "user", "content": LONG}]
 
@@ -19,7 +19,7 @@ def client():
 
 @pytest.fixture
 def read(monkeypatch):
-    """Texts that were tokenized."""
+    """Returns a list of all texts that are tokenized."""
     texts = []
     real = FakeModel.tokenize
 

@@ -1,4 +1,4 @@
-"""The body of a chat completion as a ChatBody."""
+"""The body of a chat completion is read as a ChatBody."""
 
 import datetime
 from dataclasses import replace
@@ -352,7 +352,7 @@ def test_thinking_that_the_model_has_no_use_for_is_ignored_by_name():
         assert (dict(body.options.kwargs), body.ignored) == ({}, (f"chat_template_kwargs.{name}",))
         body = chat(replace(silent, variables=frozenset({name})), chat_template_kwargs={name: value})
         assert (dict(body.options.kwargs), body.ignored) == ({name: value}, ())
-    # any other variable is meant for this template
+    # this template must get any other variable
     assert chat(silent, chat_template_kwargs={"persona": "owl"}).options.kwargs == {"persona": "owl"}
     own = Rules(trust_templates=True, variables=frozenset())
     body = chat(own, chat_template="{{ reasoning_effort }}", reasoning_effort="low")

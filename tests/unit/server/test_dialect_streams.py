@@ -28,7 +28,7 @@ TOOL = {"name": "f", "parameters": {"type": "object"}}
 
 @pytest.fixture(scope="module")
 def model():
-    """Answers with its `text`."""
+    """A model that answers with its attribute `text`."""
     model = SimpleNamespace(text="")
     options = {"reasoning_tags": ("<think>", "</think>"), "server": {"chat_template": HERMES}}
     with ready_client(lambda request: model.text, **options) as model.client:
@@ -36,7 +36,7 @@ def model():
 
 
 def both(model, path, body):
-    """The whole answer, and the one that its events make."""
+    """Returns the whole answer, and the answer that a client makes from a stream's events."""
     made = model.client.post(path, json=body)
     assert made.status_code == 200, made.text
     streamed = model.client.post(path, json=body | {"stream": True})
@@ -44,7 +44,7 @@ def both(model, path, body):
 
 
 def response_parts(document):
-    """Thinking, and text and calls in their order."""
+    """Returns the thinking, the texts and calls in order, the kinds of items, the status and the usage."""
     thinking, parts = "", []
     for item in document["output"]:
         if item["type"] == "function_call":
@@ -60,7 +60,7 @@ def response_parts(document):
 
 
 def add_text(parts, text):
-    """Text on both sides of a thinking is one."""
+    """Adds a text. Texts before and after thinking become one text."""
     if parts and isinstance(parts[-1], str):
         parts[-1] += text
     else:
@@ -115,7 +115,7 @@ def test_text_behind_calls_keeps_its_place(model):
     body = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 500}
     for document in both(model, "/v1/messages", body | {"tools": [{"name": "f", "input_schema": TOOL["parameters"]}]}):
         assert message_parts(document)[1] == ORDER
-    # the message of a chat has no order between its text and its calls
+    # the message of a chat stores no order of text and calls
     body = {"messages": body["messages"], "tools": [{"type": "function", "function": TOOL}]}
     message = model.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
@@ -131,7 +131,7 @@ def test_text_behind_calls_keeps_its_place(model):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_step_may_end_a_call_and_go_on_with_text(seed):
-    """Steps of several tokens: the parser gives the rest of a call and the text behind it at once."""
+    """A step may bring several tokens: the parser then returns the end of a call and the text after it together."""
     rng, at, outputs = random.Random(seed), 0, []
     parser = ToolParser(hermes, {"f": TOOL["parameters"]}, lambda index, name: f"call_{index}")
     while at < len(CALLS_WITHIN):

@@ -1,4 +1,4 @@
-"""The dispatcher: one wake-up for all that fast steps bring, and pieces joined where a reader sees no difference."""
+"""The dispatcher wakes the loop once for many fast steps, and joins pieces where a reader sees no difference."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def last(name="a", text=""):
 
 
 def run(story):
-    """Runs a story with a dispatcher and the streams of two requests, "a" and "b"."""
+    """Runs a story with a dispatcher and the streams of the requests "a" and "b"."""
 
     async def told():
         dispatcher = OutputDispatcher(asyncio.get_running_loop(), lambda ids: None)
@@ -57,12 +57,12 @@ def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once(monk
         assert first.text == "one "
         for word in ("two ", "three "):
             dispatcher.sink([piece(word), piece(word, "b")])
-        assert len(wakeups) == 1  # the dispatcher rests
+        assert len(wakeups) == 1  # the dispatcher pauses
         waiting = asyncio.ensure_future(anext(a))
         now[0] = 0.19
         await turns()
         assert not waiting.done()
-        now[0] = 0.21  # 0.1 s for each of the two
+        now[0] = 0.21  # the pause is 0.1 s for each of two outputs
         assert [each.text for each in await waiting] == ["two three "]
         assert [each.text for each in await anext(b)] == ["one two three "]
         now[0] = 0.5
@@ -135,7 +135,7 @@ def test_what_a_reader_could_tell_apart_stays_apart():
     call = (ToolCallDelta(0, "id", "f"),)
     for apart in (
         [piece("a", logprobs=logprobs), piece("b", logprobs=logprobs)],
-        [piece("a"), piece("", reasoning="thinks")],  # a piece has its thinking before its text
+        [piece("a"), piece("", reasoning="thinks")],  # a piece shows its thinking before its text
         [piece("a"), piece("", tool_calls=call), piece("b")],
         [piece("a", index=0), piece("b", index=1)],
         [piece("a"), piece("b", "other")],
@@ -160,7 +160,7 @@ def test_requests_of_a_loop_that_is_closed_are_aborted():
     assert aborted == [["a", "b"]]
     assert not dispatcher.request_ids
     dispatcher.sink([piece("two")])
-    assert aborted[1:] in ([], [[]])  # nothing is left to abort
+    assert aborted[1:] in ([], [[]])  # there is nothing left to abort
 
 
 def test_what_a_slow_reader_has_not_fetched_does_not_grow():

@@ -1,4 +1,4 @@
-"""A dispatcher through which something fails: each reader has an answer, and what came before a failure."""
+"""Failures in a dispatcher: each reader still gets an answer, and all outputs from before the failure."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def piece(name, text):
 
 
 class World:
-    """A dispatcher on the running loop, and the ids that were aborted."""
+    """A dispatcher on the running loop, and the ids of aborted requests."""
 
     def __init__(self):
         self.aborted = []
@@ -106,10 +106,10 @@ def test_outputs_of_a_wake_up_that_was_lost_come_with_the_next_look(monkeypatch)
     async def main():
         world = World()
         stream = world.stream("a")
-        world.dispatcher._is_due = True  # a drain was to come, and never did
+        world.dispatcher._is_due = True  # the drain that was scheduled never ran
         world.dispatcher.sink([ended("a", "whole")])
         assert await texts_of(stream) == "whole"
-        await until_soon(lambda: world.dispatcher._timer is None)  # nothing is looked for any more
+        await until_soon(lambda: world.dispatcher._timer is None)  # no more looks are scheduled
 
     run(main)
 
@@ -120,7 +120,7 @@ def test_a_rest_that_never_ends_is_ended_by_the_next_look(monkeypatch):
     async def main():
         world = World()
         stream = world.stream("a")
-        world.dispatcher._is_resting = True  # the end of the rest has failed
+        world.dispatcher._is_resting = True  # the call that ends the pause has failed
         world.dispatcher.sink([piece("a", "one")])
         assert [output.text for output in await anext(stream)] == ["one"]
         await until_soon(lambda: not world.dispatcher._is_resting)
@@ -146,7 +146,7 @@ def test_a_wake_up_that_raises_gives_no_output_twice(monkeypatch):
         outputs = [piece("a", "one "), ended("a", "two")]
         with pytest.raises(MemoryError):
             world.dispatcher.sink(outputs)
-        for output in outputs:  # as emit does
+        for output in outputs:  # emit sends outputs one by one, too
             world.dispatcher.sink([output])
         assert await texts_of(stream) == "one two"
 

@@ -1,4 +1,4 @@
-"""The errors of the library as those of an API."""
+"""The library's errors become errors of an API."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ def test_another_exception_is_named_by_an_id_that_the_log_has(caplog):
     [record] = caplog.records
     assert record.getMessage().split(":")[0] in found.message
     assert "ValueError" in record.getMessage()
-    assert "test_errors.py" in record.getMessage()  # where it was raised
+    assert "test_errors.py" in record.getMessage()  # the place where it was raised
     assert "the secret" not in record.getMessage()
     assert record.exc_info is None
 
@@ -144,7 +144,9 @@ def test_a_prompt_that_is_too_long_names_the_option_and_what_it_costs():
     )
     assert "-c 32768 -np 1" in cured(20_000, 2**17)
     assert "-c 22000 -np 1" in cured(20_000, 22_000)
-    assert cured(20_000, 16_000) == "too long"
+    assert cured(20_000, 16_000) == (
+        "too long; the model was trained for 16000 tokens, so that no -c admits the prompt"
+    )
     assert cured(5000, 2**17, counted=False) == "too long"
 
 
@@ -160,4 +162,4 @@ def test_a_larger_n_ctx_cures_no_text_to_embed_and_none_that_was_not_counted():
     assert is_cured(check_length, 5, 4)
     assert not is_cured(check_text, (1,) * 5, 9, 4)
     assert is_cured(bounded.tokenize, "abcde")
-    assert not is_cured(bounded.tokenize, "abcde")  # only the first is counted
+    assert not is_cured(bounded.tokenize, "abcde")  # only the first call counts

@@ -1,4 +1,4 @@
-"""Any JSON in any known field is read, or refused with a 400; null is as if the field were not there."""
+"""Any JSON in any known field is read, or refused with a 400. A field that is null counts as missing."""
 
 import json
 

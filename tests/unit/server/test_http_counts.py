@@ -1,4 +1,4 @@
-"""/metrics counts the requests of HTTP by route and status, in a bounded number of series."""
+"""/metrics counts HTTP requests by route and status, in a bounded number of series."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ KEY = {"Authorization": "Bearer right"}
 
 
 def series(client, name, **labels):
-    """Values of a metric by its labels, of the samples that have these."""
+    """Returns label values -> value, for the samples of a metric that have these labels."""
     text = client.get("/metrics", headers=KEY).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found = [sample for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]

@@ -1,4 +1,4 @@
-"""Ids of responses: their length, and that no program's seed and no fork repeats them."""
+"""Ids of responses: their length, and that neither a program's seed nor a fork repeats them."""
 
 import os
 import random

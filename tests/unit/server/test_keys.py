@@ -1,4 +1,4 @@
-"""Keys: names, limits of requests and tokens, and files that are read again."""
+"""API keys: names, limits on requests and tokens, and files that are read again."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ def test_requests_and_tokens_of_a_minute_are_limited():
     ada.enter()
     assert ring.counts()["ada"] == (3, 2, 60)
     assert ring.counts()["key2"] == (9, 0, 0)
-    ring.replace(ServerOptions(api_keys="a name=ada rpm=1").keys)  # the use of a key that stays is known
+    ring.replace(ServerOptions(api_keys="a name=ada rpm=1").keys)  # a key that stays keeps its counts
     with pytest.raises(ApiError, match="1 requests"):
         ring.find([b"a"]).enter()
     assert ring.find([b"b"]) is None
@@ -177,7 +177,7 @@ def test_names_of_keys_stand_in_logs_and_metrics_and_their_tokens_count(caplog):
 
 
 def certificate(folder, name, *kind):
-    """A key and a certificate for it."""
+    """Returns a private key and its certificate."""
     key, cert = folder / f"{name}.key", folder / f"{name}.pem"
     kind = kind or ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     subprocess.run(
@@ -189,7 +189,7 @@ def certificate(folder, name, *kind):
 
 
 def shown_certificate(context):
-    """The certificate that a new connection gets."""
+    """Returns the certificate that a new connection gets."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
@@ -223,6 +223,6 @@ def test_a_new_certificate_is_for_later_connections_and_a_pair_that_does_not_fit
     put(*pairs[1])
     server._load_certificate()
     assert shown_certificate(config.ssl) == pairs[1][1].decode().split() != old
-    put(*pairs[2])  # another type of key: no client that takes both may get the one before
+    put(*pairs[2])  # another type of key: a client that accepts both types must not get the old certificate
     server._load_certificate()
     assert shown_certificate(config.ssl) == pairs[2][1].decode().split()

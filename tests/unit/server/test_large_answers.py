@@ -1,4 +1,4 @@
-"""Large answers are written away from the event loop, in turns with other threads."""
+"""Large answers are written on another thread than the event loop's, which lets other threads run in between."""
 
 import re
 import threading
@@ -45,7 +45,7 @@ def test_the_text_is_that_of_dump_and_no_call_writes_a_long_list(value, monkeypa
 
 
 def numbers(value):
-    """Values within a value."""
+    """Returns how many values a value contains."""
     if isinstance(value, (list, dict)):
         return sum(map(numbers, value.values() if isinstance(value, dict) else value))
     return 1
@@ -146,7 +146,7 @@ def test_a_stream_that_repeats_many_tools_writes_them_on_threads(client, monkeyp
 
 
 def test_a_large_answer_is_made_while_it_is_sent():
-    """Entries of logprobs are made when they are written, and not all of them before the first part goes out."""
+    """Entries of logprobs are made when they are written. The first part is sent before all of them are made."""
     made = []
 
     def entry(number):

@@ -1,4 +1,4 @@
-"""What clients send is bounded in bytes and in seconds, over real sockets."""
+"""Bounds on what clients send, in bytes and in seconds, over real sockets."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S, until
 
 
 async def echo(scope, receive, send):
-    """Answers with the number of bytes of the body; /early before it reads, /endless until the client leaves."""
+    """Answers with the body's number of bytes. /early answers before it reads, /endless until the client leaves."""
     if scope["path"] == "/endless":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ async def _polled(receive):
 
 
 class Running:
-    """uvicorn with the bounded protocol, in a thread."""
+    """Runs uvicorn with the bounded protocol in a thread."""
 
     def __init__(self, app=echo, **options):
         self.options, self.counts = ServerOptions(**options), HttpCounts()
@@ -95,7 +95,7 @@ class Running:
 
 
 def reply(sock):
-    """Status and body of the one response on a connection that the server closes, or that has a content-length."""
+    """Reads one response by its content-length. Returns status and body; status None: the server closed early."""
     data = b""
     while b"\r\n\r\n" not in data:
         part = sock.recv(65536)
@@ -110,7 +110,7 @@ def reply(sock):
 
 
 def is_refused(sock):
-    """True once the server takes no byte any more."""
+    """Returns True if the server no longer accepts bytes."""
     try:
         sock.sendall(b"a")
     except OSError:
@@ -132,7 +132,7 @@ def test_pipelined_requests_are_answered_in_order():
 
 
 def reply_one(sock):
-    """The body, of one character, of the next response."""
+    """Returns the body, of one character, of the next response."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
         data += sock.recv(1)
@@ -186,7 +186,7 @@ def test_a_body_that_does_not_come_is_ended_and_the_application_is_told_at_once(
         assert "body" in json.loads(body)["error"]["message"]
         assert sock.recv(1) == b""
         assert over.wait(PATIENCE_S)
-        # an empty part of the body between them would make it go on, and write behind the 408
+        # an empty part of the body in between would make the application continue and write after the 408
         assert [(message["type"], message.get("body")) for message in told] == [
             ("http.request", b"some"), ("http.disconnect", None),
         ]  # fmt: skip
@@ -235,7 +235,7 @@ def test_an_idle_connection_is_closed_and_a_used_one_waits_anew():
 
 
 def seconds_after_use(server):
-    """Seconds that a connection stays open after its use; 0: it was closed before, since this test was held up."""
+    """Returns the seconds that a connection stays open after its use, or 0 if this test was too slow to use it."""
     with server.connect() as sock, contextlib.suppress(ConnectionError):
         time.sleep(0.2)
         used = time.monotonic()
@@ -281,7 +281,7 @@ def test_one_line_tells_of_all_requests_of_a_second_that_are_no_http(caplog, mon
             with server.connect() as sock:
                 sock.sendall(sent)
                 assert reply(sock)[0] == status
-    assert len(seen) == 1  # not of a refusal of ours
+    assert len(seen) == 1  # our own refusal is not logged here
     monkeypatch.undo()
     caplog.set_level(logging.INFO, "llamabatch")
     log, later = MalformedLog(), []
@@ -370,7 +370,7 @@ def limited(**limits):
     async def app(scope, receive, send):
         try:
             await echo(scope, receive, send)
-        except ApiError as error:  # as Starlette's handlers do
+        except ApiError as error:  # Starlette's handlers do this, too
             await error.response()(scope, receive, send)
 
     return BodyLimits(app, **limits)
@@ -412,7 +412,7 @@ def test_a_client_that_waits_for_leave_sends_nothing(monkeypatch):
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        assert sock.recv(1) == b""  # else a TimeoutError
+        assert sock.recv(1) == b""  # otherwise a TimeoutError
 
 
 def test_what_comes_after_a_refusal_is_taken_in_for_a_while_only(monkeypatch):
@@ -421,7 +421,7 @@ def test_what_comes_after_a_refusal_is_taken_in_for_a_while_only(monkeypatch):
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        assert sock.recv(1) == b""  # else a TimeoutError
+        assert sock.recv(1) == b""  # otherwise a TimeoutError
 
 
 def test_what_comes_after_a_refusal_counts_as_no_time_of_the_request(monkeypatch):
@@ -431,7 +431,7 @@ def test_what_comes_after_a_refusal_counts_as_no_time_of_the_request(monkeypatch
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        # the socket is open
+        # the socket is still open
         assert until(lambda: [each.count for each in counts.durations().values() if each.count]) == [1]
 
 
@@ -471,7 +471,7 @@ ASK = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def late(scope, receive, send):
-    """Answers once it is told to; says whether its client has left before."""
+    """Answers once a test sets `left`. Sets it itself, and does not answer, if the client leaves earlier."""
     message = await receive()
     go_on = scope["state"]["left"]
     while not go_on.is_set():
@@ -490,7 +490,7 @@ def test_a_client_that_sends_no_more_has_its_answer():
         processing = b"HTTP/1.1 102 Processing\r\n\r\n"
         assert sock.recv(len(processing), socket.MSG_WAITALL) == processing
         server.left.set()
-        data = b"".join(iter(lambda: sock.recv(65536), b""))  # to the end: the connection is not kept
+        data = b"".join(iter(lambda: sock.recv(65536), b""))  # the server closes the connection after the answer
         *_, head, body = data.replace(processing, b"").split(b"\r\n\r\n")
         assert (head[:15], body) == (b"HTTP/1.1 200 OK", b"ok")
         assert b"connection: close" in head

@@ -1,4 +1,4 @@
-"""/completion, /infill and /embedding of llama-server, over a fake engine."""
+"""/completion, /infill and /embedding of llama-server, with a fake engine."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def refused(client, path="/completion", **body):
     answer = client.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["code"] == 400  # llama-server's shape
+    assert error["code"] == 400  # the shape of llama-server's errors
     return error["message"]
 
 
@@ -169,7 +169,7 @@ def test_a_text_gets_the_tokens_at_its_beginning_and_later_texts_do_not(client):
     assert mixed_ids("a", inputs) == [*bos, *inputs.tokenize("a", False, False)]
     assert mixed_ids(("a", 9, "b"), inputs) == [*mixed_ids("a", inputs), 9, *inputs.tokenize("b", False, False)]
     assert mixed_ids((9, "a"), inputs) == [9, *inputs.tokenize("a", False, False)]
-    assert mixed_ids("<|im_end|>", inputs) == [*bos, 3]  # special tokens are read
+    assert mixed_ids("<|im_end|>", inputs) == [*bos, 3]  # special tokens in a text are parsed
     assert mixed_ids("", inputs) == bos
 
 
@@ -237,7 +237,7 @@ def test_a_gap_is_filled_by_a_model_with_marks():
 
 
 class Marked:
-    """An InputProcessor of a vocabulary of bytes with marks of infilling."""
+    """An InputProcessor for a vocabulary of bytes that has the special tokens of infilling."""
 
     n_ctx = 64
 
@@ -312,9 +312,9 @@ def test_the_time_of_an_output_is_over_once_it_has_a_line():
     limit = TimeLimit(100, clock=lambda: now[0])
     assert limit.look([piece("a"), piece("b\n", 1)]) == []
     now[0] = 0.2
-    assert limit.look([piece("c")]) == []  # no line yet
+    assert limit.look([piece("c")]) == []  # no whole line yet
     assert limit.look([piece("c", 1)]) == [1]
-    assert limit.look([piece("d", 1)]) == []  # once
+    assert limit.look([piece("d", 1)]) == []  # each output is reported only once
     assert limit.look([piece("\n")]) == [0]
     assert limit.over == {0, 1}
     assert TimeLimit(0).look([piece("\n")]) == []

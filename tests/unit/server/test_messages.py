@@ -1,4 +1,4 @@
-"""/v1/messages: bodies as those of chats, messages whole and as events."""
+"""/v1/messages: its bodies become chats, and its messages are written whole and as events."""
 
 import json
 import random
@@ -246,7 +246,7 @@ def test_a_stream_of_any_cuts_is_the_whole_message(output, reason):
 
 
 def pieces(output, rng):
-    """The outputs of steps that bring this output, cut at random."""
+    """Returns the outputs of steps that together make this output, cut at random."""
     [one] = output.outputs
     parts = [{"reasoning": part} for part in cut(one.reasoning or "", rng)] + [{"text": p} for p in cut(one.text, rng)]
     for number, call in enumerate(one.tool_calls):
@@ -271,7 +271,7 @@ def cut(text, rng):
 
 
 def rebuilt(data):
-    """The message that a client makes of the events, whose order is checked."""
+    """Returns the message that a client makes from the events. Checks the order of the events."""
     message, is_open = None, False
     for event in data.strip().split("\n\n"):
         name, body = event.split("\n")
@@ -344,7 +344,7 @@ def test_blocks_of_searches_and_unknown_ones_do_not_lock_a_history():
     assert body.conversation[-1] == {"role": "tool", "tool_call_id": "t1", "content": "\n".join(texts)}
     assert body.ignored == ("messages[2].content[0].content[2]:hologram",)
     with pytest.raises(ApiError, match="hologram"):
-        read(messages=[*HELLO, user({"type": "hologram"})])  # the caller asks about it
+        read(messages=[*HELLO, user({"type": "hologram"})])  # the last message asks about it
 
 
 def test_an_answer_goes_on_with_its_beginning():

@@ -40,7 +40,7 @@ STATS = EngineStats(
     output_lengths=times(100, 102),
 )
 
-# What test_metrics.py of llama.cpp's server looks for.
+# Names that test_metrics.py of llama.cpp's server looks for.
 LLAMA_COUNTERS = (
     *("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total", "tokens_predicted_total"),
     *("tokens_predicted_seconds_total", "n_decode_total", "n_tokens_max", "spec_decode_num_draft_tokens_total"),
@@ -50,7 +50,7 @@ LLAMA_GAUGES = (
     *("prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing", "requests_deferred"),
     "n_busy_slots_per_decode",
 )
-# What vLLM's own dashboards draw (its docs, "Production Metrics").
+# Names that vLLM's dashboards show (its docs, "Production Metrics").
 VLLM = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"),
     *("prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total"),

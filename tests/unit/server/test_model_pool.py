@@ -1,4 +1,4 @@
-"""Loads, waits and unloads of a ModelPool, on a loop whose time passes at once."""
+"""Loads, waits and unloads of a ModelPool, on a loop whose clock skips idle time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOAD_S = 2.0
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop that skips the time in which nothing happens. Raises RuntimeError where nothing ever will."""
+    """A loop whose clock skips idle time. Raises RuntimeError if all tasks wait forever."""
 
     now = 0.0
 
@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class FakeServing:
-    """The parts of a Serving that a pool calls. `fails` are errors of the next loads."""
+    """The parts of a Serving that a pool calls. `fails` has the errors of the next loads."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.names = (name,)
@@ -74,7 +74,7 @@ class FakeServing:
 
 
 class House:
-    """A pool of models a, b, c… of so many bytes, and `log`, their loads (+a) and unloads (-a)."""
+    """A pool of models a, b, c… of the given bytes. `log` has their loads (+a) and unloads (-a)."""
 
     def __init__(self, *sizes: int, free: int = 100, **options: Any) -> None:
         self.log: list[str] = []
@@ -87,7 +87,7 @@ class House:
         return self.pool.find(name)
 
     async def ask(self, name: str, seconds: float = 1.0, loads: bool | None = None) -> float:
-        """A request that runs for so long. Returns the time of its end."""
+        """Uses a model for some seconds, as a request does. Returns the time of the end."""
         async with self.pool.using(self[name], loads):
             assert self[name].state == "loaded"
             await asyncio.sleep(seconds)
@@ -105,7 +105,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     loop = VirtualLoop()
     try:
         found = loop.run_until_complete(work)
-        loop.run_until_complete(asyncio.sleep(1))  # what has begun to close
+        loop.run_until_complete(asyncio.sleep(1))  # time for unloads that have begun
         return found
     finally:
         loop.close()
@@ -153,10 +153,10 @@ def test_a_busy_model_is_not_unloaded_and_its_requests_are_gathered():
         await asyncio.sleep(0)
         waiting = house.begin("b")
         await asyncio.sleep(LOAD_S - 0.5)
-        gathered = house.begin("a", 0.1)  # within the time of a load: it runs at once
+        gathered = house.begin("a", 0.1)  # within the time of a load, so it runs at once
         assert await gathered == pytest.approx(3 + LOAD_S - 0.4)
         await asyncio.sleep(1.0)
-        late = house.begin("a", 0.1)  # behind the request for b
+        late = house.begin("a", 0.1)  # waits behind the request for b
         await asyncio.sleep(0.5)
         assert not late.done()
         assert await long == 13.0
@@ -280,7 +280,7 @@ def test_a_look_that_loads_a_model_holds_nobody_up(in_order):
 
         async def look() -> None:
             async with house.pool.using(house["a"], looks=True, holds=False):
-                await done.wait()  # a page that stays open
+                await done.wait()  # for example a page that stays open
 
         looking = asyncio.ensure_future(look())
         await asyncio.sleep(0.1)
@@ -414,8 +414,10 @@ def test_names_aliases_and_adapters():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_histories(seed):
-    """Each request ends once; what is loaded always fits; nobody waits longer than the work before it and two loads of
-    each other model."""
+    """Each request ends once, and loaded models always fit.
+
+    No request waits longer than the work before it and two loads of each other model.
+    """
 
     async def work() -> None:
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""ollama's endpoints over a fake engine: bodies as those of chats, documents and lines."""
+"""ollama's endpoints with a fake engine: bodies become chats, and answers are documents or lines."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_forms_logprobs_and_thinking():
     assert chat(format={"type": "object"}).params.structure is not None
     assert chat(format="").params.structure is None
     assert chat(logprobs=True, top_logprobs=2).params.logprobs == 2
-    assert chat(truncate=True).params.overflow == "truncate"
+    assert [chat(truncate=each).params.overflow for each in (True, None, False)] == ["truncate"] * 2 + ["refuse"]
     thinks = Rules(variables=frozenset({"enable_thinking", "reasoning_effort"}))
     assert chat(thinks, think=True).options.kwargs == {"enable_thinking": True}
     body = chat(thinks, think=False)

@@ -1,4 +1,4 @@
-"""What a service may do but need not is ignored by name in each dialect, or refused by a strict server."""
+"""Fields that a service may ignore are ignored and named in each dialect, or refused by a strict server."""
 
 import json
 import random
@@ -31,7 +31,7 @@ CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 def said(kind, **fields):
-    """A history with an item or a block of this type behind a question."""
+    """Returns a history with an item or a block of this type after a question."""
     return [*HELLO, {"type": kind, **fields}, *HELLO]
 
 
@@ -67,6 +67,7 @@ OPTIONAL = [
         "tools[0].tools[0]:custom",
     ),
     (RESPONSES, {"input": said("web_search_call", status="completed")}, "input[1]:web_search_call"),
+    (RESPONSES, {"input": said("compaction", encrypted_content="x")}, "input[1]:compaction"),
     (
         RESPONSES,
         {
@@ -189,7 +190,7 @@ def test_a_choice_may_leave_out_the_only_namespace_of_a_name():
     chosen = {"type": "function", "function": {"name": "near__g"}}
     assert read(tools=NAMESPACES, tool_choice=choice).chat.options.tool_choice == chosen
     look = read(tools=NAMESPACES, tool_choice={"type": "function", "name": "look"})
-    assert look.chat.options.tool_choice["function"] == {"name": "look"}  # the one in no namespace
+    assert look.chat.options.tool_choice["function"] == {"name": "look"}  # the function without a namespace
     some = {"type": "allowed_tools", "mode": "auto", "tools": [choice]}
     assert read(tools=NAMESPACES, tool_choice=some).chat.options.tool_choice["allowed_tools"]["tools"] == [chosen]
     with pytest.raises(ApiError, match=f"^tool_choice {NEEDS_ONE}") as error:
@@ -256,7 +257,7 @@ def test_a_called_function_comes_back_with_its_namespace_and_is_known_in_the_nex
     events = ResponseEvents(head)
     data = b"".join(events.feed(part) for part in pieces(output, random.Random(1))) + b"".join(events.end())
     assert rebuilt(data.decode())["output"] == document["output"]
-    for event in data.decode().split("\n\n"):  # programs take the function from either event
+    for event in data.decode().split("\n\n"):  # programs read the function from either event
         if "event: response.output_item." in event:
             item = json.loads(event.partition("data: ")[2])["item"]
             assert item.get("namespace") == {"c0": None, "c1": "near", "c2": "far"}[item["call_id"]]
@@ -347,7 +348,7 @@ def part(text, kind="input_text"):
     return {"type": kind, "text": text}
 
 
-# The fields of the first request of Codex 0.169 and of Claude Code 2.1, with texts of our own.
+# Fields of the first request of Codex 0.169 and of Claude Code 2.1, with our own texts.
 CODEX = {
     "model": "any",
     "stream": True,
@@ -418,7 +419,7 @@ QWEN = {
         {"role": "user", "content": [part("one", "text"), part("two three", "text")]},
     ],
 }
-# What each program adds in its second request: its answer with a call, and the result.
+# The parts that each program adds in its second request: its answer with a call, and the result.
 SECOND = [
     (
         read_responses,
@@ -463,8 +464,35 @@ def test_the_second_request_of_an_agent_begins_as_its_first(reader, first, name,
 
     before = prompt()
     after = prompt(**{name: [*first[name], *more]})
-    if reader is read_messages:  # another billing line, and the mark of the cache elsewhere
+    if reader is read_messages:  # the billing line and the place of the cache mark may change
         other = [{"type": "text", "text": LINE.replace("cch=5", "cch=6")}, *first["system"][1:]]
         assert prompt(system=other) == before
     assert after.startswith(before)
     assert "seen" in after[len(before) :]
+
+
+def test_what_the_grammar_of_a_tool_does_not_enforce_is_named(clients):
+    usual, strict = clients
+    asked = {"model": "fake", "input": HELLO, "tools": [PATCH], "tool_choice": "required"}
+    for stream in (False, True):
+        answer = usual.post(RESPONSES[0], json=asked | {"stream": stream})
+        assert (answer.status_code, answer.headers["x-llamabatch-ignored"]) == (200, "tools.grammar:patch.input")
+    refused = strict.post(RESPONSES[0], json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert "tools.grammar:patch.input is 'patch.input', which has no effect" in refused.json()["error"]["message"]
+    free = usual.post(RESPONSES[0], json={**asked, "tools": [{**PATCH, "format": {"type": "text"}}]})
+    assert "x-llamabatch-ignored" not in free.headers
+
+
+def test_null_is_an_empty_text_in_a_history(clients):
+    usual, _ = clients
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items = [{"role": "user", "content": None}, call, {"type": "function_call_output", "call_id": "c", "output": None}]
+    assert usual.post(RESPONSES[0], json={"model": "fake", "input": [*items, *HELLO]}).status_code == 200
+    part = {"type": "text", "text": None}
+    for path, _ in (CHAT, MESSAGES):
+        answered = [{"role": "user", "content": [part]}, {"role": "assistant", "content": None}, *HELLO]
+        body = {"model": "fake", "max_tokens": 4, "messages": answered}
+        assert usual.post(path, json=body).status_code == 200
+        missing = [{"role": "user", "content": [{"type": "text"}]}]
+        assert usual.post(path, json=body | {"messages": missing}).status_code == 400

@@ -1,4 +1,4 @@
-"""Options of the server: each refused value is named with its range, and keys are never shown."""
+"""Options of the server: a refusal names value and range, and keys are never shown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The files of the page: headers, addresses, and rules that their sources keep."""
+"""The files of the page: headers, addresses, and rules for their sources."""
 
 import re
 
@@ -46,7 +46,7 @@ def test_there_are_no_other_files(client, path):
 
 def test_no_page_is_none():
     with TestClient(fake_app(server={"page": False})) as client:
-        assert client.get("/").text == "llamabatch is running"  # programs look here whether a server is there
+        assert client.get("/").text == "llamabatch is running"  # programs read this text to learn whether a server runs
         assert client.get("/page/main.js").status_code == 404
 
 
@@ -76,7 +76,7 @@ def test_it_is_no_endpoint(client):
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_comes_from_elsewhere(name):
     addresses = re.findall(r"https?://[^\s\"'`)]+|[\"'`(]//[a-z]", SOURCES[name])
-    assert set(addresses) <= {"http://www.w3.org/2000/svg"}  # a name space, which nothing fetches
+    assert set(addresses) <= {"http://www.w3.org/2000/svg"}  # an XML name space, which nothing fetches
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

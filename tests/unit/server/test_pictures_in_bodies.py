@@ -1,4 +1,4 @@
-"""Pictures in the bodies of all dialects: one form of part, whose picture stands in the body; nothing else is read."""
+"""Pictures in the bodies of all dialects become one form of part. Only pictures in the body itself are read."""
 
 import pytest
 

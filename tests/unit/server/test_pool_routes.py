@@ -1,4 +1,4 @@
-"""HTTP over several models: which one answers, lists of them, loads by request."""
+"""HTTP with several models: which model answers, lists of models, and loads by request."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def pool_client(
     look_again: Callable[[list[ModelSpec], Any], Found] | None = None,
     **pool: Any,
 ) -> Iterator[TestClient]:
-    """A client of an application of models, each of which answers with its name.
+    """Yields a client of an application whose models answer with their own names.
 
     Args:
         before_load: called when a model is loaded; it may wait, or raise.
-        look_again: as for make_pool_app; it gets the specs of all names, of which the first alone is served then.
+        look_again: as for make_pool_app, but it gets the specs of all names first. With it, only the first model is
+            served at the start.
     """
     given = options or {}
     path = str(resolve("tiny"))
@@ -178,7 +179,7 @@ def test_bodies_that_cannot_be_read_are_errors_of_the_client(client, content, st
 def test_a_large_body_reaches_its_model(client):
     text = "word " * 60_000
     body = {"model": "blue", "prompt": text, "max_tokens": 1}
-    assert client.post("/v1/completions", json=body).status_code in (200, 400)  # 400: it is too long for the model
+    assert client.post("/v1/completions", json=body).status_code in (200, 400)  # 400: too long for the model
     assert client.post("/tokenize", json={"model": "blue", "prompt": text}).json()["count"] > 60_000
 
 
@@ -273,7 +274,7 @@ STREAMS = [
 
 
 def told(monkeypatch):
-    """Is set whenever a client is told of a load."""
+    """Returns an event that is set when a client is told of a load."""
     event, words = threading.Event(), ModelPool.wait_in_words
 
     def wait_in_words(pool, model):
@@ -326,7 +327,7 @@ def test_a_load_that_fails_ends_a_stream_that_has_begun(path, body, says, named,
         assert (document.get("type") == "error") == (path == "/v1/messages")
         whole = client.post(path, json={"model": "red", **body})
         assert whole.status_code == 503
-    with pool_client("red", "blue", before_load=fails) as client:  # before the first comment it has its status
+    with pool_client("red", "blue", before_load=fails) as client:  # no comment was sent, so the status is free
         assert client.post(path, json={"model": "red", "stream": True, **body}).status_code == 503
 
 
@@ -370,13 +371,13 @@ def test_models_that_have_come_are_found_and_those_that_have_gone_are_left_out()
         assert answer["choices"][0]["text"] == "blue"
         there[:] = ["green"]
         assert list(states(client)) == ["red", "blue"]
-        client.get("/models?reload=1")  # a loaded model stays
+        client.get("/models?reload=1")  # a loaded model stays in the list
         assert list(states(client)) == ["blue", "green"]
         client.post("/models/unload", json={"model": "blue"})
         client.get("/models?reload=true")
         assert list(states(client)) == ["green"]
         answer = client.post("/v1/completions", json={"prompt": "x"}).json()
-        assert answer["choices"][0]["text"] == "green"  # the first that is left answers requests without a model
+        assert answer["choices"][0]["text"] == "green"  # without a model, a request goes to the first that is left
         there.clear()
         refused = client.get("/models?reload=1")
         assert refused.status_code == 503

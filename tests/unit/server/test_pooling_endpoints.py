@@ -49,7 +49,7 @@ def test_inputs_in_llama_servers_forms(client):
     ids = client.post("/tokenize", json={"content": "one two"}).json()["tokens"]
     mixed = [5, "one two", 6]
     assert vectors(mixed) == vectors([5, *ids, 6]) == vectors(*mixed)
-    assert len(vectors("one", "")) == 2  # the token that begins a text
+    assert len(vectors("one", "")) == 2  # an empty text still has its first token
 
 
 def test_long_texts_are_cut_where_the_body_allows_it(client, monkeypatch):
@@ -185,7 +185,7 @@ def test_the_model_and_its_adapters_are_listed(client):
 
 
 def asked(name, **server):
-    """The names of the adapters of a chat that asks for a model, or the error."""
+    """Returns the adapters of a chat that asks for a model, or the error's code."""
     with ready_client(server=server, adapters=ADAPTERS) as client:
         response = client.post("/v1/chat/completions", json=name | {"messages": [{"role": "user", "content": "a"}]})
         if response.status_code != 200:

@@ -58,8 +58,8 @@ def test_other_models_of_a_folder_are_not_named(tmp_path):
     for name in ("model-b.gguf", "it's.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     for missing, told in (
-        ("model-a.gguf", "…/model-a.gguf does not exist; give"),
-        ("its.gguf", "…/its.gguf does not exist; give"),
+        ("model-a.gguf", "…/model-a.gguf does not exist"),
+        ("its.gguf", "…/its.gguf does not exist"),
         (".", f"…/{tmp_path.name} is a directory; give"),
     ):
         with pytest.raises(ModelFileError, match=r"model-b|it's") as refusal:

@@ -1,4 +1,4 @@
-"""The bodies that editors' plugins and chat pages send: names of fields and kinds of values, none of their texts."""
+"""Bodies that editors' plugins and chat pages send: names of fields and kinds of values, but not their texts."""
 
 import re
 
@@ -85,7 +85,7 @@ def client():
 def test_the_body_of_a_program_is_answered(client, name):
     path, body, ignored = PROGRAMS[name]
     answer = client.post(path, json=body)
-    if path == "/infill" and answer.status_code == 501:  # the fake model has no tokens for it
+    if path == "/infill" and answer.status_code == 501:  # the fake model has no special tokens
         assert ignored <= set(read_infill(body).ignored)
         return
     assert answer.status_code == 200, answer.text
@@ -103,7 +103,7 @@ def test_nothing_is_generated_where_a_program_warms_up(client):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_flag_and_the_field_of_one_thing_have_one_policy(name):
-    """The rows of flags that name a field take its policy; here both are seen from outside."""
+    """Rows of flags that name a field have the field's policy. Here both are compared from outside."""
     setting = SETTINGS[name]
     rows = [row for row in ROWS if setting.advice in (row.note, row.cure)]
     assert all((row.note != "") == setting.optional for row in rows)

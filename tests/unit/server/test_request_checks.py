@@ -1,4 +1,4 @@
-"""What a server refuses before anything runs, and what it says while its engine is gone."""
+"""The requests that a server refuses before anything runs, and its answers while its engine is gone."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ PATH = "/v1/completions"
 
 
 class Held:
-    """Answers that wait until they are let go."""
+    """Answers that wait until a test releases them."""
 
     def __init__(self):
         self.go = threading.Event()
@@ -76,7 +76,7 @@ def test_a_deadline_that_the_queue_alone_would_miss_is_a_504_at_once(client, mon
     serving._admission = measured(1)
     now = time.perf_counter()
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    entered(serving.admission, 40, now)  # 1.4 s each
+    entered(serving.admission, 40, now)  # each takes 1.4 s
     for more in ({}, {"stream": True}):
         response = client.post(PATH, json={"prompt": "a", "deadline_s": 20, **more})
         assert response.status_code == 504
@@ -109,7 +109,7 @@ def test_a_deadline_counts_from_the_arrival():
 
 
 class Refusing:
-    """A model whose grammars are all refused."""
+    """A model that refuses all grammars but "fine"."""
 
     def __init__(self, kind):
         self.n_asked = 0
@@ -201,7 +201,7 @@ def test_words_that_the_model_cannot_write_are_refused_before_they_queue(client)
 
 @pytest.fixture
 def gone(client, monkeypatch):
-    """The client of a server whose engine is gone, and the outage, which a test may change."""
+    """Returns the client of a server whose engine is gone, and the outage, which a test may change."""
     serving = client.app.state.serving
     state = {"outage": Outage("it died 9 times in a row", 7.2)}
     monkeypatch.setattr(type(serving.client), "outage", property(lambda self: state["outage"]))
@@ -215,7 +215,7 @@ def test_without_an_engine_the_server_has_failed_and_says_when_to_come_again(gon
         assert response.status_code == 503
         assert response.headers["retry-after"] == "8"
         assert "it died 9 times in a row" in response.json()["error"]["message"]
-    state["outage"] = None  # another one has started
+    state["outage"] = None  # another engine has started
     assert client.get("/livez").status_code == 200
     assert client.post(PATH, json={"prompt": "a"}).status_code == 200
 
@@ -233,7 +233,7 @@ def test_while_an_engine_is_replaced_others_are_to_be_asked_and_requests_that_co
     assert "llamabatch:ready{" in (text := client.get("/metrics").text)
     assert next(line for line in text.splitlines() if line.startswith("llamabatch:ready{")).endswith(" 0.0")
     assert client.post(PATH, json={"prompt": "a"}).status_code == 200
-    beats = [beats[0], Heartbeat(7, True, 0.1, None, 1)]  # one of two is enough
+    beats = [beats[0], Heartbeat(7, True, 0.1, None, 1)]  # one of two engines is enough
     assert client.get("/readyz").json() == {"status": "ok"}
 
 
@@ -249,7 +249,7 @@ def test_ready_is_no_server_whose_next_try_is_due(gone):
 
 
 def submitting(application, leave_in):
-    """Runs one call that leaves while `leave_in(serving, has_begun, has_left)` holds it up. Returns the Serving."""
+    """Cancels a call while `leave_in(serving, has_begun, has_left)` holds it up. Returns the Serving."""
     has_begun, has_left = threading.Event(), threading.Event()
 
     async def run():
@@ -303,7 +303,7 @@ def test_a_call_that_leaves_while_its_requests_are_submitted_has_them_aborted_be
 
     serving = submitting(fake_app(), leave_in)
     [(_, ids)] = [each for each in told if each[0] == "submit"]
-    assert told[-1] == ("abort", ids)  # the one before, if it came, found nothing
+    assert told[-1] == ("abort", ids)  # an earlier abort, if any, found nothing
     assert all(not dispatcher.request_ids for dispatcher in serving._dispatchers.values())
     serving.close()
 

@@ -1,4 +1,4 @@
-"""Ids of requests, and the lines of those that fail."""
+"""Ids of requests, and log lines of requests that fail."""
 
 import logging
 import re
@@ -71,7 +71,7 @@ def test_a_stream_that_fails_has_both_its_statuses(client, caplog, monkeypatch):
         begun.set()
 
     def later(self, requests, sink, *, stream=False, submit=FakeClient.submit):
-        """The engine brings its end once the head of the stream is out."""
+        """Sends the end of a request only after the head of the stream was sent."""
 
         def waiting(outputs):
             if any(output.finished for output in outputs):
@@ -89,7 +89,7 @@ def test_a_stream_that_fails_has_both_its_statuses(client, caplog, monkeypatch):
     assert '"code":"internal_error"' in response.text
     [line] = lines(caplog)
     assert line[2].startswith("200, then 500: internal_error: an internal error")
-    assert "RuntimeError" in caplog.text  # and where it was raised
+    assert "RuntimeError" in caplog.text  # the log also says where it was raised
     assert f": {SECRET}" not in caplog.text
 
 

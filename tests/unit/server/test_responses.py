@@ -1,4 +1,4 @@
-"""/v1/responses: bodies as those of chats, responses whole and as events."""
+"""/v1/responses: its bodies become chats, and its responses are written whole and as events."""
 
 import json
 import random
@@ -143,7 +143,7 @@ def test_a_stream_of_any_cuts_is_the_whole_response(output, kinds):
 
 
 def rebuilt(data):
-    """The response of the last event; the items that the others bring are compared with its own."""
+    """Returns the response of the last event. Compares its items with those of the other events."""
     items, texts = [], {}
     *events, last = data.strip().split("\n\n")
     assert last == "data: [DONE]"
@@ -229,7 +229,7 @@ def test_a_response_goes_on_from_one_that_is_kept(client):
     assert gone.json() == {"id": first["id"], "object": "response", "deleted": True}
     assert client.get(f"/v1/responses/{first['id']}").status_code == 404
     assert client.delete(f"/v1/responses/{first['id']}").status_code == 404
-    assert client.post(count, json=third).status_code == 200  # has all items itself
+    assert client.post(count, json=third).status_code == 200  # it has all items itself
     error = client.post("/v1/responses", json=second)
     assert (error.status_code, error.json()["error"]["code"]) == (400, "previous_response_not_found")
 
@@ -265,11 +265,11 @@ def test_the_oldest_responses_make_room():
     assert not KeptResponses(0).can_keep([])
     for number in range(100):
         kept.keep(None, ({"role": "user", "content": "a" * 5_000},), response(number, "b" * 1000))
-        assert kept.find(None, "resp_0") is not None  # used last
+        assert kept.find(None, "resp_0") is not None  # used most recently
         assert kept.n_bytes <= 100_000
     assert kept.find(None, "resp_99").document["output"][0]["content"][0]["logprobs"] == []
     assert kept.find(None, "resp_50") is None
-    for _ in range(100):  # the same one again and again
+    for _ in range(100):  # the same response again and again
         kept.keep(None, (), response(5, "c"))
     assert kept.find(None, "resp_0") is not None
     while any(kept.forget(None, f"resp_{number}") for number in range(100)):

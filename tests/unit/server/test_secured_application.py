@@ -1,4 +1,4 @@
-"""The application behind its checks, and below a path of its own."""
+"""The application behind its security checks, and mounted below a path."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -41,10 +41,10 @@ def test_paths_may_begin_with_the_root_path(mounted):
 def test_an_error_has_the_shape_of_the_path_below_the_root_path(mounted):
     with client_of(root_path="/api/llm", api_keys="secret") as client:
         for path in ("/api/pull", "/api/chat", "/api/embeddings"):
-            assert isinstance(client.post(f"{mounted}{path}").json()["error"], str), path  # ollama's
+            assert isinstance(client.post(f"{mounted}{path}").json()["error"], str), path  # ollama's form of errors
         for path in ("/v1/models", "/v1/apis/chat", "/apis"):
-            assert isinstance(client.get(f"{mounted}{path}").json()["error"], dict), path  # OpenAI's
-        assert client.post(f"{mounted}/v1/messages/count_tokens").json()["type"] == "error"  # Anthropic's
+            assert isinstance(client.get(f"{mounted}{path}").json()["error"], dict), path  # OpenAI's form of errors
+        assert client.post(f"{mounted}/v1/messages/count_tokens").json()["type"] == "error"  # Anthropic's form
 
 
 def test_a_look_whether_a_server_is_there_is_no_failure(caplog):

@@ -1,4 +1,4 @@
-"""Callers are judged before the body is read: Host, Origin, CORS, keys."""
+"""The checks of Host, Origin, CORS and keys come before the body is read."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ class Reply:
 
 
 async def behind(scope, receive, send):
-    """The application: reads the body, answers 200."""
+    """The application behind the checks: it reads the body, and answers 200."""
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
@@ -84,7 +84,7 @@ def test_no_key_or_a_wrong_one_is_a_401_that_shows_none(headers):
     assert reply.error["code"] == "invalid_api_key"
     assert reply.headers["www-authenticate"] == "Bearer"
     assert "first" not in reply.body.decode()
-    assert reply.headers["connection"] == "close"  # its body may be of any length
+    assert reply.headers["connection"] == "close"  # the body that is not read may have any length
 
 
 @pytest.mark.parametrize("path", [*PUBLIC, "/page/app.js"])
@@ -159,7 +159,7 @@ def test_a_foreign_page_is_refused_where_no_key_protects(origin):
         assert "access-control-allow-origin" not in reply.headers
     given = [("host", "localhost:8080"), ("origin", origin), ("x-api-key", "first-key")]
     assert call(KEYED, given, method="POST", server=LOOPBACK).status == 403
-    # where a key is needed a page without one gets no further, and one with it may be meant
+    # a page without the key is refused anyway, and a page with the key is probably meant to use it
     assert call(KEYED, given, method="POST", server=OUTSIDE).status == 200
 
 
@@ -179,7 +179,7 @@ def test_the_servers_own_page_may_anywhere():
     given = [("host", "llm.example.com"), ("origin", "https://llm.example.com")]
     assert call(ServerOptions(), given, method="POST", server=OUTSIDE).status == 200
     assert call(ServerOptions(cors_origins=[]), given, method="POST", server=OUTSIDE).status == 200
-    assert call(ServerOptions(), given, method="POST", server=LOOPBACK).status == 403  # rebound
+    assert call(ServerOptions(), given, method="POST", server=LOOPBACK).status == 403  # DNS rebinding
 
 
 def preflight(options, origin, headers="authorization, content-type", **more):
@@ -194,7 +194,7 @@ def test_a_preflight_needs_no_key():
     assert reply.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
     assert reply.headers["access-control-allow-headers"] == "authorization, content-type"
-    assert call(KEYED, [("host", "localhost")], method="OPTIONS").status == 401  # no preflight
+    assert call(KEYED, [("host", "localhost")], method="OPTIONS").status == 401  # not a preflight
 
 
 def test_a_preflight_of_a_foreign_origin_is_answered_without_leave():

@@ -61,7 +61,7 @@ def test_no_free_slot_is_a_503_where_that_is_asked(client, monkeypatch):
     assert with_states(client, monkeypatch).get("/slots?fail_on_no_slot=1").status_code == 200
     full = [EngineState(STATES[0].slots[:2], n_ctx=512)]
     monkeypatch.setattr(client.app.state.serving.client, "states", lambda: full)
-    asyncio.run(asyncio.sleep(0.12))  # what was seen a moment ago may be shown again
+    asyncio.run(asyncio.sleep(0.12))  # a state that was read a moment ago may be shown again
     answer = client.get("/slots?fail_on_no_slot=1")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, 503)
     assert client.get("/slots").status_code == 200
@@ -89,7 +89,7 @@ def test_a_wrong_model_is_not_found():
 
 
 async def watched(app, n):
-    """The first `n` events of /slots?stream=1; then the reader leaves."""
+    """Returns the first `n` events of /slots?stream=1. The reader then leaves."""
     events, left = [], asyncio.Event()
 
     async def receive():

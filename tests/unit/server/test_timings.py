@@ -1,4 +1,4 @@
-"""llama-server's fields of chats and completions: timings, __verbose, and its path of chats."""
+"""llama-server's additions to chats and completions: timings, __verbose, and its path for chats."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A conversation that goes on, with a FakeLLM: messages, commands, files, and what an interrupt leaves."""
+"""A conversation over several turns with a FakeLLM: messages, commands, files, and the state after an interrupt."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def test_a_conversation_is_saved_and_loaded(llm, tmp_path):
     assert other.command(f"/load {file}").startswith("3 messages from ")
     assert other.messages == session.messages
     assert "temperature = 0" in other.command("/set")
-    file.write_text(json.dumps([{"role": "user", "content": "x"}]))  # the messages alone
+    file.write_text(json.dumps([{"role": "user", "content": "x"}]))  # a file with messages only
     other.command(f"/load {file}")
     assert roles(other) == ["user"]
 

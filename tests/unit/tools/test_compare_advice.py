@@ -1,4 +1,4 @@
-"""One sentence from invented tables: what is said must follow from the figures."""
+"""The one sentence of advice, from invented tables: it must follow from the figures."""
 
 import dataclasses
 
@@ -123,8 +123,8 @@ def test_auto_alone_is_advised_under_its_own_name():
     assert "use auto (batched): it makes 100 tokens/s" in sentence
 
 
-def test_a_simulated_machine_gives_three_answers():
-    """The cost of a pass and of a row decide: an accelerator, a machine without gain, and equal costs."""
+def test_the_costs_of_a_simulated_machine_decide():
+    """The costs of a pass and of a row decide between an accelerator and a machine without gain."""
     assert report(STRATEGIES[:-1], row_ms=0.1, pass_ms=20).advice.strategy == "batched"
     assert report(STRATEGIES[:-1], row_ms=8, pass_ms=0.1).advice.strategy in ("sequential", "length-sorted")
 

@@ -74,12 +74,12 @@ def test_differences_of_counts():
         ([], None),
         ([(4, 100.0)], 4),
         ([(1, 100.0), (2, 200.0), (4, 400.0)], 4),  # still rising at the end
-        ([(1, 100.0), (2, 109.0), (4, 118.0)], 1),  # less than 10 % a doubling
+        ([(1, 100.0), (2, 109.0), (4, 118.0)], 1),  # less than 10 % for each doubling
         ([(1, 100.0), (2, 180.0), (4, 300.0), (8, 310.0), (16, 305.0)], 4),
-        ([(1, 100.0), (2, 100.0), (4, 101.0), (8, 300.0), (16, 310.0)], 8),  # a staircase
-        ([(1, 100.0), (8, 132.0)], 1),  # three doublings have to bring 33 %
+        ([(1, 100.0), (2, 100.0), (4, 101.0), (8, 300.0), (16, 310.0)], 8),  # the speed rises in stairs
+        ([(1, 100.0), (8, 132.0)], 1),  # three doublings must bring 33 %
         ([(1, 100.0), (8, 134.0)], 8),
-        ([(1, 100.0), (2, 300.0), (4, 100.0), (8, 250.0)], 2),  # recovering from a dip is no gain
+        ([(1, 100.0), (2, 300.0), (4, 100.0), (8, 250.0)], 2),  # recovery from a dip does not count
     ],
 )
 def test_the_knee(points, size):

@@ -1,4 +1,4 @@
-"""The order of a comparison, its failures and its options, with invented measurements."""
+"""The order of a comparison, its failures and its options, from invented measurements."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Silent:
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
-    """Replaces everything native; the list tells what was measured."""
+    """Replaces everything native. Returns the list of measurements that were made."""
     done = []
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF" + b"\3\0\0\0" + bytes(16))

@@ -38,7 +38,7 @@ def test_a_pipe_gets_tables_of_80_columns_or_as_wide_as_asked(monkeypatch):
         console = output.console()
         console.file = io.StringIO()
         show(report(), console)
-        return console.file.getvalue().splitlines()[2:-1]  # the first and last are sentences
+        return console.file.getvalue().splitlines()[2:-1]  # the first line and the last are sentences
 
     monkeypatch.delenv("COLUMNS", raising=False)
     parts = lines()
@@ -68,7 +68,7 @@ def test_batch_sizes_and_their_knee():
 
 def test_other_processes_that_computed_are_told():
     fake = vars(report())
-    least = 100 / 3 / report().machine.cores  # a third of a core
+    least = 100 / 3 / report().machine.cores  # other processes are named from a third of a core on
     assert "other processes" not in text(Report(**{**fake, "others_cpu_percent": 0.9 * least}))
     assert f"used {1.5 * least:.0f} % of the CPU" in text(Report(**{**fake, "others_cpu_percent": 1.5 * least}))
 

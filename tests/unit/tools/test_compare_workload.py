@@ -1,4 +1,4 @@
-"""Prompts from files: what is read, and what each kind of bad file says."""
+"""Prompts from files: what is read, and the error for each kind of bad file."""
 
 import json
 
@@ -12,7 +12,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 
 
 class FakeModel:
-    """Bytes are tokens; BOS is 1."""
+    """A model whose tokens are bytes. BOS is 1."""
 
     n_vocab = 256
     chat_template: str | None = CHATML
@@ -72,10 +72,10 @@ def test_the_ending_txt_means_text_even_if_it_looks_like_json(tmp_path):
         ('{"prompt": "a"}\n\n{"text": "b"}', 'line 3: write {"prompt": TEXT} or {"messages"'),
         ('{"prompt": "a", "messages": []}', "one of the two"),
         ("[1, 2]", "line 1: write"),
-        ('{"prompt": 5}', "line 1: prompt is a int"),
+        ('{"prompt": 5}', "line 1: prompt is 5; give a text"),
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ('{"messages": []}', "line 1: the conversation is empty"),
-        ('{"messages": "hi"}', "line 1: messages is a str; give a list"),
+        ('{"messages": "hi"}', "line 1: messages is 'hi'; give a list"),
         ('{"messages": [{"role": "user"}]}', "line 1: messages[0] has no content; a message is"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The doctor's findings, with a made-up library and environment."""
+"""The doctor's findings on a made-up library and environment."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def info(**changed):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A quiet machine with AMX and the patched build; change `machine.info` or `machine.safe`."""
+    """A quiet machine with AMX and the patched build. Tests change `machine.info` or `machine.safe`."""
     machine = SimpleNamespace(info=info(), safe=True)
     monkeypatch.setattr(library, "library_info", lambda: machine.info)
     monkeypatch.setattr(library, "extra_bufts_safe", lambda: machine.safe)
@@ -54,7 +54,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(doctor, "_output", lambda *command: "")
     monkeypatch.setattr(doctor.native, "why_not", lambda: "")
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
-    monkeypatch.setattr(doctor, "_gib", lambda n_bytes: "8.0 GiB")  # free memory changes from call to call
+    monkeypatch.setattr(doctor, "_gib", lambda n_bytes: "8.0 GiB")  # free memory would change from call to call
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
     return machine
 
@@ -135,7 +135,7 @@ def test_a_build_for_gpus_that_finds_none(machine, monkeypatch):
     assert finding("gpu").cure == "CUDA_VISIBLE_DEVICES hides all of them: unset it"
     monkeypatch.setattr(doctor.binding_choice, "gpu_backend", lambda build: "vulkan")
     monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
-    assert "mesa-vulkan-drivers" in finding("gpu").cure  # CUDA's variable is not Vulkan's
+    assert "mesa-vulkan-drivers" in finding("gpu").cure  # CUDA's variable does not count for Vulkan
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")
     assert finding("gpu").cure.startswith("GGML_VK_VISIBLE_DEVICES=7 may name none that is here: unset it; or install")
 

@@ -1,4 +1,4 @@
-"""The patch of `llamabatch plan --kubernetes` from plans of machines that are not here."""
+"""The patch of `llamabatch plan --kubernetes`, from plans of made-up machines."""
 
 import shutil
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Tuning without a library: what is chosen from invented figures, and what a report says."""
+"""Tuning without a library: the choice among invented figures, and the text of a report."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def rounds(*milliseconds):
     return tuple({"many": ms} for ms in milliseconds)
 
 
-# --- the choice ---------------------------------------------------------------------------------------------------
+# --- the choice of a value ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def rounds(*milliseconds):
     [
         ((100, 100, 100), (98, 98, 98), False),  # within the margin
         ((100, 100, 100), (95, 95, 95), True),
-        ((100, 130, 100), (95, 123, 95), True),  # both slowed down in the second round
-        ((100, 100, 100), (95, 80, 125), False),  # 5 % better in the median, but anything from 25 % worse to better
-        ((100,), (50,), False),  # once is no proof
-        ((100, 100, 100), (50, 50), False),  # nor is less than the default had
+        ((100, 130, 100), (95, 123, 95), True),  # both were slower in the second round
+        ((100, 100, 100), (95, 80, 125), False),  # 5 % better in the median, but 25 % worse in one round
+        ((100,), (50,), False),  # one round is no proof
+        ((100, 100, 100), (50, 50), False),  # fewer rounds than the default are no proof
     ],
 )
 def test_only_what_beats_the_noise_is_taken(base, other, taken):
@@ -71,7 +71,7 @@ def test_an_unmeasured_candidate_is_not_chosen():
     assert (choice.chosen, choice.changed, choice.gains["b"], choice.median("b")) == ("a", False, None, {})
 
 
-# --- the questions ------------------------------------------------------------------------------------------------
+# --- the values to try --------------------------------------------------------------------------------------------
 
 
 def candidates(name, setting, cores=8, **facts):
@@ -84,7 +84,7 @@ def test_the_rule_stands_first_and_nothing_impossible_is_tried():
         ways = stage.candidates(SETTING)
         assert next(iter(ways.values())) == SETTING
         for setting in ways.values():
-            config_of(RULED, setting, Job(8, (1,), 32, 1, 0.1))  # or ConfigError
+            config_of(RULED, setting, Job(8, (1,), 32, 1, 0.1))  # a wrong setting would raise ConfigError
     assert list(candidates("flash_attn", SETTING)) == ["off", "on"]
     gpu = replace(SETTING, flash_attn="auto")
     assert list(candidates("flash_attn", gpu)) == ["auto", "off"]
@@ -102,7 +102,7 @@ def test_other_kernels_than_those_for_amx_are_tried_where_there_are_both():
     assert list(ways) == ["on", "on, no AMX", "off"]
     assert ways["on, no AMX"] == replace(SETTING, amx="off")
     assert list(candidates("extra_bufts", replace(SETTING, extra_bufts="off"), amx=True)) == ["off"]
-    assert len({way.load for way in ways.values()}) == 3  # each needs a process of its own
+    assert len({way.load for way in ways.values()}) == 3  # each value needs a process of its own
     assert [way.environment().get("GGML_CPU_AMX") for way in ways.values()] == [None, "0", None]
     assert {way.environment()["GOMP_SPINCOUNT"] for way in ways.values()} == {"1000"}
 
@@ -119,11 +119,11 @@ def test_settings_are_checked(bad):
         Settings(**bad)
 
 
-# --- the descent --------------------------------------------------------------------------------------------------
+# --- the search ---------------------------------------------------------------------------------------------------
 
 
 class Machines:
-    """Children that invent figures: a base time, times a factor for each property that a setting has."""
+    """Children that invent figures: a base time, multiplied by a factor for each property of the setting."""
 
     def __init__(self, factors, broken=(), seconds_each=0.0):
         self.factors, self.broken, self.seconds_each = factors, broken, seconds_each
@@ -219,7 +219,7 @@ def test_a_candidate_far_behind_is_measured_once(tune):
 def test_slots_for_a_latency_limit(tune):
     tuner, _, stairs, _ = tune({"flash_attn=on": 0.5}, p95_inter_token_ms=80.0)
     found = tuner.latency(stairs)
-    # flash attention halves all: 12 rows take 17.6 ms at p95; with 16, a prompt of 64 ms is in 1 step of 16
+    # flash attention halves all times: 12 rows take 17.6 ms at p95; with 16 rows, 1 step of 16 has a prompt of 64 ms
     assert (found.rows, found.p95_ms) == (12, pytest.approx(17.6))
     assert tune({})[0].latency(stairs) is None
 
@@ -240,7 +240,7 @@ def test_when_the_time_is_over_the_rules_stand(tune):
     assert all(gain.choice.median(label) for label in gain.choice.rounds)
 
 
-# --- what is said about it ----------------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_the_table_tells_what_was_chosen_and_gained(report):
     assert "f32, f32 failed: it cannot be" in text
     assert "more do not pay" in text
     assert "Meanwhile other processes used 35 % of the CPU: the profile holds for a machine with such a load" in text
-    assert "1.80 ×" in text  # 0.9 / 0.5, against llama.cpp's defaults
+    assert "1.80 ×" in text  # 0.9 / 0.5, compared with llama.cpp's defaults
     assert str(report.file) in text
 
 

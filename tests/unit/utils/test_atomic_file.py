@@ -1,4 +1,4 @@
-"""Small files are whole at any time: a reader sees the old one or the new one."""
+"""Small files are whole at any time: a reader sees the old file or the new one."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path):
     write_text(path, "old")
     write_text(path, "néw")
     assert path.read_text(encoding="utf-8") == "néw"
-    assert path.stat().st_mode & 0o077 == 0  # of its owner alone
+    assert path.stat().st_mode & 0o077 == 0  # only its owner may read it
     assert list(tmp_path.iterdir()) == [path]
 
 

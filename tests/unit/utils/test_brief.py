@@ -1,4 +1,4 @@
-"""reprs: one line, of what is not default, however long texts and lists are."""
+"""reprs have one line that shows values other than the default, however long texts and lists are."""
 
 from array import array
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Loads that are cancelled: the child of a trial ends, and so does the thread that loads."""
+"""Cancelled loads: the child of a trial load ends, and so does the loading thread."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, until
 
 
 class SlowLoad:
-    """Stands for Engine: a load that ends only when it is cancelled."""
+    """Replaces Engine by a load that ends only when it is cancelled."""
 
     def __init__(self):
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -54,7 +54,7 @@ def test_a_program_of_a_cancelled_load_is_killed():
     cancelled = threading.Event()
     threading.Timer(0.1, cancelled.set).start()
     with cancelled_by(cancelled), pytest.raises(subprocess.TimeoutExpired):
-        run_program("http.server", "0", timeout_s=1e6)  # runs for ever
+        run_program("http.server", "0", timeout_s=1e6)  # this program never ends by itself
 
 
 def test_a_trial_that_is_cancelled_says_nothing_of_the_file(monkeypatch, tmp_path):

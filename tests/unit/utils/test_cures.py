@@ -1,4 +1,4 @@
-"""Advice on how to get a patched build: each names a way that this installation has."""
+"""Advice on how to get a patched build names only ways that this installation has."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""A server is known to be out of reach within the time that is given for it."""
+"""A server that cannot be reached is known as such within the given time."""
 
 import socket
 import threading
@@ -46,7 +46,7 @@ def test_a_look_up_or_a_connection_that_hangs_takes_no_longer_than_the_budget(mo
 
 def test_a_proxy_is_asked_in_place_of_the_server(monkeypatch, port):
     monkeypatch.setenv("http_proxy", f"127.0.0.1:{port}")
-    assert reachable("http://192.0.2.1/", PATIENCE_S)  # an address that leads nowhere
+    assert reachable("http://192.0.2.1/", PATIENCE_S)  # the proxy answers for an address that leads nowhere
 
 
 def test_the_public_part_of_an_address():

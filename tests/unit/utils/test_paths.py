@@ -1,4 +1,4 @@
-"""A path that a caller gives is resolved once: os.chdir, other processes and `~` do not change which file it means."""
+"""A caller's path is resolved once. Later, os.chdir, other processes and `~` do not change which file it means."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ from llamabatch.utils.subprogram import run_program
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The working directory, whose name is no plain word; the home is beside it."""
+    """The working directory, with special characters in its name. The home folder is beside it."""
     folder = tmp_path / "a b [é]"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -60,7 +60,7 @@ def test_two_dots_behind_a_link_lead_where_the_system_goes(here, elsewhere):
     Path("link").symlink_to(elsewhere / "in")
     Path("other.gguf").symlink_to(elsewhere / "m.gguf")
     assert paths.absolute("link/../m.gguf") == str(elsewhere / "m.gguf")
-    assert paths.absolute("../" + here.name + "/other.gguf") == f"{here}/other.gguf"  # its own link stays one
+    assert paths.absolute("../" + here.name + "/other.gguf") == f"{here}/other.gguf"  # the last link is not resolved
     assert paths.absolute("link/..") == str(elsewhere)
 
 
@@ -174,7 +174,7 @@ def test_the_cache_stays_where_it_was_first_asked_for(here, elsewhere, monkeypat
 
 
 def test_a_model_in_parts_behind_links_is_known_by_all_of_them(tmp_path):
-    """As in the hub's cache, where the files themselves have other names."""
+    """The hub's cache is like this: the files themselves have other names."""
     names = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     for n, name in enumerate(names):
         (tmp_path / f"blob{n}").write_bytes(bytes(n + 1))
@@ -193,7 +193,7 @@ def test_a_program_of_ours_starts_in_any_folder(here):
 
 
 def test_a_program_finds_the_package_although_it_was_imported_from_another_folder(here, elsewhere):
-    """Where "" stands in sys.path, as in `python -c`, and the program has gone elsewhere since."""
+    """sys.path contains "", as with `python -c`, and the program has changed its folder since."""
     (here / "llamabatch").symlink_to(Path(paths.__file__).parents[1])
     code = (
         "import os, subprocess, sys; from llamabatch.utils.subprogram import command\n"

@@ -1,5 +1,7 @@
-"""Progress of a call: a function, a bar on a terminal, a bar in a notebook; and a real notebook where Jupyter is
-installed (`make test-notebook`)."""
+"""Progress of a call: a function, a bar on a terminal, a bar in a notebook.
+
+`make test-notebook` also runs a real notebook where Jupyter is installed.
+"""
 
 import io
 import re
@@ -35,7 +37,7 @@ def llm():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """The pictures that a kernel of Jupyter was asked to show, the first of each display and the later ones."""
+    """Returns all pictures that a Jupyter kernel was asked to show: the first of each display, and the updates."""
     pictures = []
 
     class Handle:

@@ -1,4 +1,4 @@
-"""Child programs of a process that has no interpreter for them."""
+"""Child programs of a process that is no Python interpreter itself."""
 
 import sys
 

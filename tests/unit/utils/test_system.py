@@ -1,4 +1,4 @@
-"""What differs between systems, as far as Linux can show it."""
+"""Differences between systems, as far as Linux can show them."""
 
 import signal
 import subprocess

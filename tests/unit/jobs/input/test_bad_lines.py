@@ -1,4 +1,4 @@
-"""200 kinds of bad line: one error row each, in place, and everything around them complete."""
+"""200 kinds of bad line: each becomes one error row in its place, and all rows around it are complete."""
 
 import pytest
 

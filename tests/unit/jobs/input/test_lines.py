@@ -1,4 +1,4 @@
-"""Prompts of the lines of a file and of the bodies of a server."""
+"""Prompts from the lines of a file and from request bodies of a server."""
 
 import pytest
 

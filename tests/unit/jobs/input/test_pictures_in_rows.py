@@ -1,4 +1,4 @@
-"""Pictures of rows: columns of tables, fields of lines, messages; each beside its input."""
+"""Pictures in rows: columns of tables, fields of lines, messages. Relative paths begin at the input file."""
 
 import json
 
@@ -13,7 +13,7 @@ ASK = "What is this?"
 
 
 def contents(path, **options):
-    """The content of the last message of each row, or its error."""
+    """Returns the content of the last message of each row, or its error."""
     rows = read(find([path]), ReadOptions(**options))
     return [row.error if isinstance(row, BadRow) else row.prompt[-1]["content"] for row in rows]
 

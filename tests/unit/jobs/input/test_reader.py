@@ -1,4 +1,4 @@
-"""Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and how much is held."""
+"""Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and memory."""
 
 import bz2
 import dataclasses
@@ -69,7 +69,7 @@ def test_a_line_lies_over_the_job(tmp_path):
     assert one(tmp_path, {"prompt": "a"}, params=job).params is job
     over = one(tmp_path, {"prompt": "a", "n_predict": 3, "logit_bias": {"5": -1}, "seed": 9}, params=job).params
     assert over == SamplingParams(max_tokens=3, temperature=0.5, stop=["x"], logit_bias={5: -1}, seed=9)
-    # what holds with the job's parameters only does not hold alone
+    # the line is checked together with the job's parameters
     [bad] = rows_of(tmp_path, {"prompt": "a", "min_tokens": 9}, options=ReadOptions(params=job))
     assert "must not exceed max_tokens, 7" in bad.error
 
@@ -369,7 +369,7 @@ def test_a_row_of_a_pipe_comes_before_the_next_one_is_written(kind, with_fingerp
 
 
 class Pieces(io.RawIOBase):
-    """A pipe that gives a line at a time; its writer then ends, or waits."""
+    """A pipe that returns a line at a time. After the last line its writer ends, or waits."""
 
     def __init__(self, lines, waits=False):
         self.left, self._waits = list(lines), waits
@@ -415,7 +415,7 @@ def test_a_fingerprint_shows_every_change(tmp_path, monkeypatch):
     assert fingerprint(find([moved])) != [before]
     moved.write_bytes(changed + b"\n")
     assert fingerprint(find([moved])) != [before]
-    monkeypatch.setattr(sources, "WHOLE_BYTES", 100)  # as for a file of gigabytes
+    monkeypatch.setattr(sources, "WHOLE_BYTES", 100)  # as if the file had gigabytes
     monkeypatch.setattr(sources, "SAMPLE_BYTES", 8)
     [large] = fingerprint(find([moved]))
     assert set(large) == {"name", "size", "sha256", "mtime_ns"}
@@ -498,7 +498,7 @@ def test_ids_that_are_none_and_numbers_of_other_lines_are_refused_before_anythin
     assert str(refused.value).startswith(f"{path}, {says[0]}")
     assert all(part in str(refused.value) for part in (*says, "--id-column NAME"))
     assert len(list(read(find([path]), ReadOptions(id_column="prompt")))) == len(lines)
-    # a stream is read once, and a service answers each line: there the line is an error row
+    # a stream is read once, and a service answers each line: in both, the line is an error row
     assert isinstance(list(read(find(["-"], io.BytesIO(path.read_bytes()))))[-1], BadRow)
     assert isinstance(list(Reader(find([path]), read_line=pytest.fail))[-1], BadRow)
 
@@ -510,11 +510,11 @@ def test_ids_of_lines_are_checked_over_all_files_and_up_to_the_limit(tmp_path):
     with pytest.raises(ConfigError, match=f"^{first}, line 1 has no id.* {second}, line 2 has this id"):
         read(find([first, second]))
     assert [row.id for row in read(find([first, second]), ReadOptions(limit=3))] == ["0", "x", 5]
-    # of a damaged file, and behind it, the rows report what is wrong
+    # rows of a damaged file, and rows after it, report what is wrong
     first.with_suffix(".gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 9)[:-4])
     rows = list(read(find([first.with_suffix(".gz"), second])))
     assert [(row.id, type(row)) for row in rows[-2:]] == [(None, BadRow), (None, BadRow)]
-    # a line that cannot be read takes no number where the lines before it have ids
+    # where earlier lines have ids, an unreadable line has no id, not even its number
     assert [row.id for row in rows_of(tmp_path, {"id": 9, "prompt": "a"}, "no JSON", {"id": 1, "prompt": "a"})] == [
         *(9, None, 1)
     ]
@@ -524,7 +524,7 @@ def test_an_id_is_given_once(tmp_path):
     path = write(
         tmp_path / "in.jsonl",
         {"prompt": "a"},
-        {"id": "0", "prompt": "a"},  # the first line's
+        {"id": "0", "prompt": "a"},  # the id of the first line
         {"id": 5, "prompt": "a"},
         {"id": "x", "promt": "bad, but it has its id"},
         {"id": "x", "prompt": "a"},

@@ -1,4 +1,4 @@
-"""CSV, Parquet and Excel: templates, ids, what a broken table says."""
+"""CSV, Parquet and Excel: templates, ids, errors of a broken table."""
 
 import csv
 import datetime
@@ -136,7 +136,7 @@ def test_a_bad_row_is_one_error_and_the_next_one_is_read(tmp_path):
         assert rows[0].prompt == "first1", line[:20]
         assert isinstance(rows[1], BadRow), line[:20]
         assert message in rows[1].error
-        if len(line) < 5500:  # of a quotation without an end it is not known where it was meant to end
+        if len(line) < 5500:  # after a quotation that is too long, the next row is not found
             assert len(rows) == 3
             assert (rows[2].prompt, rows[2].number) == ("last2", 2)
     path = write(tmp_path / "a.csv", b"a,b\ncaf\xe9,1\nlast,2\n")
@@ -245,7 +245,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 def excel(path, rows):
-    """A workbook of one sheet, of texts and numbers; None: an empty cell."""
+    """Writes a workbook with one sheet of texts and numbers. None is an empty cell."""
     pytest.importorskip("fastexcel", reason="needs fastexcel (llamabatch[excel])")
     cells = ""
     for number, row in enumerate(rows, 1):
@@ -315,7 +315,7 @@ def test_names_of_columns_of_excel_are_those_of_its_first_row_with_values(tmp_pa
     rows = rows_of(excel(tmp_path / "a.xlsx", above), keep="all")
     assert "row 1" in rows[0].place
     assert [row.prompt for row in rows[1:]] == ["a", "b"]
-    assert [row.kept[""] for row in rows[1:]] == ["0", "1"]  # the index of a frame, which pandas gives no name
+    assert [row.kept[""] for row in rows[1:]] == ["0", "1"]  # pandas gives the column of a frame's index no name
     assert [row.kept["n"] for row in rows[1:]] == ["1", None]
     for header, why in ((["prompt", "a", "a"], "two columns 'a'"), (["prompt"], "two columns without a name")):
         with pytest.raises(InputError, match=f"a.xlsx has {why}"):
@@ -370,7 +370,7 @@ def test_lines_under_a_template_keep_their_ids_and_all_else_is_data(tmp_path):
         {"custom_id": "b", "instruction": "Go.", "input": "", "messages": "none"},
     ]
     rows = lines_of(tmp_path, *records, prompt="{{ instruction }} {{ input }}", task="chat", system="In {{ row.id }}")
-    assert "cannot be filled" in rows[1].error  # it has no field "id"
+    assert "cannot be filled" in rows[1].error  # this row has no field "id"
     assert (rows[0].id, rows[0].task, rows[0].params.max_tokens) == (7, "chat", 256)
     assert rows[0].prompt == [{"role": "system", "content": "In 7"}, {"role": "user", "content": "Add. 1 2"}]
 
@@ -398,13 +398,13 @@ def written(tmp_path, kind, records):
 def test_under_a_template_fields_are_data_and_parameters_are_those_that_are_named(kind, tmp_path):
     path = written(tmp_path, kind, RECORDS)
     rows = rows_of(path, prompt="Say {{ text }}", keep="all")
-    assert [row.params for row in rows] == [SamplingParams()] * 2  # n, seed and stop are no parameters
+    assert [row.params for row in rows] == [SamplingParams()] * 2  # n, seed and stop are not read as parameters
     assert [row.prompt for row in rows] == ["Say a", "Say b"]
     assert rows[0].kept == RECORDS[0] if kind != "csv" else {*rows[0].kept} == {*RECORDS[0]}
     given = SamplingParams(max_tokens=9, stop=("x",))
     rows = rows_of(path, prompt="Say {{ text }}", keep="all", params_from=("max_tokens", "n", "stop"), params=given)
     assert rows[0].params == SamplingParams(max_tokens=7, n=3, stop="the third")
-    assert rows[1].params == given  # null leaves the job's
+    assert rows[1].params == given  # null keeps the job's value
     assert rows[1].kept == RECORDS[1] if kind != "csv" else rows[1].kept["max_tokens"] == ""
     [bad, good] = rows_of(path, prompt="Say {{ text }}", params_from=("seed",))
     assert "seed is 1.5" in bad.error
@@ -527,7 +527,7 @@ def test_a_failed_row_without_an_id_has_its_number(tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"text": "a"}\nnonsense\n\n{"txt": "a"}\n[]\n{"text": "b"}\n')
     assert [row.id for row in rows_of(lines, prompt="{{ text }}")] == ["0", "1", "2", "3", "4", "5"]
     assert [row.id for row in rows_of(lines)] == ["0", "1", "2", "3", "4", "5"]
-    # where the lines have ids, that of a line that cannot be read is not known; and so is that of a table's row
+    # where lines have ids, the id of an unreadable line is unknown; this also holds for rows of a table
     lines = write(tmp_path / "a.jsonl", '{"id": 4, "prompt": "a"}\nnonsense\n{"prompt": 5}\n')
     assert [row.id for row in rows_of(lines)] == [4, None, "2"]
     assert [row.id for row in rows_of(lines, id_column="id")] == [4, None, None]
@@ -660,7 +660,7 @@ def test_columns_that_cannot_be_kept_are_refused_before_the_first_row(keep, mess
         Reader(find([lines]), ReadOptions(keep="all"), RecordOptions().taken)
     with pytest.raises(ConfigError, match="the id of a row is there anyway"):
         Reader(find([lines]), ReadOptions(keep=("id",)), RecordOptions().taken)
-    with pytest.raises(ConfigError, match="the column 'id' cannot be kept"):  # where the ids are numbers
+    with pytest.raises(ConfigError, match="the column 'id' cannot be kept"):  # even if the ids are row numbers
         Reader(find([table]), ReadOptions(keep=("id",), id_column=""), RecordOptions().taken)
     assert next(Reader(find([table]), ReadOptions(keep=("id",)), RecordOptions().taken)).kept == {"id": "1"}
 

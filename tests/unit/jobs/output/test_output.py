@@ -1,4 +1,4 @@
-"""The output of a job: every row once, whatever happens; in order; of one job alone."""
+"""The output of a job has every row once, whatever happens, in order, and belongs to one job alone."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def shuffled(n, seed=1):
 
 
 def run(out, numbers, options=None, job=SETTINGS, error=lambda n: None):
-    """One run of a job to its end; returns the numbers that it had to do."""
+    """Runs a job to its end. Returns the numbers that were left to do."""
     with Output(out, job, options) as output:
         left = [n for n in numbers if not output.is_done(n)]
         for n in left:
@@ -109,7 +109,7 @@ def test_rows_that_failed_are_done_again_in_their_places(tmp_path, order):
 
 @contextlib.contextmanager
 def process_of(code, path):
-    """A process that has run this code with the path, and waits until it is killed."""
+    """Yields a process that has run this code with the path, and waits until it is killed."""
     code = f"import sys, time; from pathlib import Path\n{code}\nprint('', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as holder:
         try:
@@ -127,7 +127,7 @@ def test_another_process_is_kept_out_while_it_lives(tmp_path):
         pytest.raises(ConfigError, match=rf"another process \(pid {holder.pid}\) is writing .*out\.jsonl"),
     ):
         Output(out, {})
-    assert (tmp_path / "out.jsonl.lock").exists()  # as a kill leaves it
+    assert (tmp_path / "out.jsonl.lock").exists()  # a killed job leaves it
     run(out, range(3), job={})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.job.json"]
 
@@ -211,7 +211,7 @@ def test_the_order_can_be_changed_by_force_both_ways(tmp_path):
     files = FaultyFiles()
     options = OutputOptions(order="finished", force=True)
     Output(out, SETTINGS, options, files).close()
-    assert files.calls[-3:] == ["fsync", "remove", "unlock"]  # of what waited
+    assert files.calls[-3:] == ["fsync", "remove", "unlock"]  # waiting rows are on disk before their file is removed
     assert run(out, numbers, options) == numbers[40:]
     assert sorted(rows(out)) == list(range(60))
 
@@ -269,7 +269,7 @@ def test_nothing_is_written_behind_half_a_line(tmp_path):
     files = FaultyFiles()
     with Output(out, SETTINGS, OutputOptions(sync_s=60.0), files) as output:
         output.write(0, rec(0))
-        # the second write from here on: that of the line, after its checksum
+        # fails from the second write on: the line, after its checksum
         files._what, files._k, files._fault, files._n, files._lasting = "write", 2, errno.ENOSPC, 0, True
         with pytest.raises(OutputError, match="No space left"):
             output.write(1, rec(1))
@@ -312,7 +312,7 @@ def test_what_was_written_is_synced_every_few_seconds(tmp_path, monkeypatch):
         output.sync_if_due()
         assert files.calls[20:] == ["fsync", "fsync"]
         now[0] += 6
-        output.sync_if_due()  # nothing came since
+        output.sync_if_due()  # nothing was written since
         assert files.calls[22:] == []
 
 
@@ -329,7 +329,7 @@ def test_the_side_file_stays_small(tmp_path, monkeypatch):
         output.finish()
     assert 2000 < largest < 3000
     calls = [call for call in files.calls if call != "write"]
-    assert calls[:5] == ["fsync", "fsync", "open", "fsync", "rename"]  # the output is on disk before
+    assert calls[:5] == ["fsync", "fsync", "open", "fsync", "rename"]  # the output is synced first
     assert rows(out) == list(range(1000))
 
 
@@ -363,7 +363,7 @@ def test_a_torn_line_that_waits_is_mended(tmp_path):
 @settings(max_examples=40)
 @given(st.data())
 def test_whatever_is_interrupted_each_row_is_there_once(data):
-    """Writes in any order, kills at any call, cuts of a torn tail, ends in good order, retries, in any sequence."""
+    """Any sequence of writes in any order, kills at any call, torn tails, normal ends and retries."""
     order = data.draw(st.sampled_from(ORDERS))
     n_rows = data.draw(st.integers(1, 25))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The first cases of the figures of a job's output; `make test-long` runs all of them."""
+"""The first cases of the long tests of a job's output; `make test-long` runs all cases."""
 
 import pytest
 

@@ -26,7 +26,7 @@ from tests.long import fake_job
 from tests.long.fake_job import FaultyFiles
 from tests.unit.jobs_fakes import FakeClient
 
-# left by a run of each format of OUT.job.json; no folder changes once its format is released
+# one folder for each format of OUT.job.json, left by a run; no folder changes once its format is released
 SAMPLES = Path(__file__).parents[3] / "data"
 FORMATS = [1]
 
@@ -102,7 +102,7 @@ def put_link(path):
 
 
 def put_rows(path):
-    """The finished output of another job."""
+    """Writes the finished output of another job."""
     fake_job.run(path, 3, OutputOptions())
 
 
@@ -111,7 +111,7 @@ def put_empty(path):
 
 
 def put_at(endings, puts):
-    """Each ending with each kind of file; no job writes an output of the name of a manifest."""
+    """Pairs each ending with each kind of file. A job's output never has the name of a manifest."""
     pairs = [(ending, put) for ending in endings for put in puts if (ending, put) != (".job.json", put_rows)]
     return pytest.mark.parametrize(("ending", "put"), pairs)
 
@@ -128,7 +128,7 @@ PUTS = [put_file, put_link, put_rows, os.mkfifo, os.mkdir]
 
 @put_at([*ENDINGS, ".part", ".part.ahead", ".part.sums"], PUTS)
 def test_a_file_of_anybody_else_is_refused_by_name_and_stays(ending, put, tmp_path):
-    force = (len(ending) + PUTS.index(put)) % 2 == 0  # each ending and each kind of file with and without it
+    force = (len(ending) + PUTS.index(put)) % 2 == 0  # each ending and each kind of file with and without force
     out = tmp_path / ("out.parquet" if ending.startswith(".part") else "out.jsonl")
     put(Path(f"{out}{ending}"))
     before = contents(tmp_path)
@@ -143,7 +143,7 @@ def test_a_file_that_comes_between_two_runs_is_refused_and_stays(ending, put, tm
     fake_job.run(out, 20, options, until=12)
     path = Path(f"{out}{ending}")
     path.unlink(missing_ok=True)
-    if put is put_rows:  # as if it had been there before
+    if put is put_rows:  # as if the other job's files had been there before
         (tmp_path / "other").mkdir()
         put(tmp_path / "other" / path.name)
         for file in (tmp_path / "other").iterdir():
@@ -152,7 +152,7 @@ def test_a_file_that_comes_between_two_runs_is_refused_and_stays(ending, put, tm
     else:
         put(path)
     before = contents(tmp_path)
-    if put is put_empty and ending == ".lock":  # it says nothing, and stays as it is
+    if put is put_empty and ending == ".lock":  # an empty lock says nothing, and stays as it is
         fake_job.run(out, 20, options)
         assert path.read_bytes() == b""
         return
@@ -181,7 +181,7 @@ def test_a_temporary_file_is_cleaned_away_only_where_it_is_the_jobs(tmp_path):
 @pytest.mark.parametrize("ending", [".tmp", ".ahead", ".sums", ".part", ".rescued"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_finished_outputs_of_other_jobs_stay(name, ending, tmp_path):
-    """`run in a.jsonl.tmp`, and later `run in a.jsonl`."""
+    """A user runs `run in a.jsonl.tmp`, and later `run in a.jsonl`."""
     other = tmp_path / f"{name}{ending}"
     fake_job.run(other, 7, OutputOptions())
     before = contents(tmp_path)
@@ -268,7 +268,7 @@ MOMENTS = ["sync", "finish", "close"]
 @pytest.mark.parametrize("happens", [*HAPPENS, empty])
 def test_a_change_of_the_output_is_reported_and_its_rows_are_there(happens, at, tmp_path):
     one, other = [*HAPPENS, empty].index(happens), MOMENTS.index(at)
-    order, name = ORDERS[(one + other) % 2], ("out.jsonl", "out.parquet")[(one // 2 + other) % 2]  # each pair comes
+    order, name = ORDERS[(one + other) % 2], ("out.jsonl", "out.parquet")[(one // 2 + other) % 2]  # all pairs occur
     out = tmp_path / name
     kept = Path(f"{out}.part") if name.endswith(".parquet") else out
     options = OutputOptions(order=order, sync_s=0.0 if at == "sync" else 60.0)
@@ -298,7 +298,7 @@ def test_a_change_of_the_output_is_reported_and_its_rows_are_there(happens, at, 
     elif happens is grow:
         with pytest.raises(ConfigError, match=r"line 7"):
             Output(out, fake_job.SETTINGS, options, FaultyFiles())
-    if kept != out and happens is empty:  # its first line is gone
+    if kept != out and happens is empty:  # the file's first line is gone
         with pytest.raises(ConfigError, match=r"out\.parquet\.part is not of this job|\.sums, with"):
             fake_job.run(out, 9, replace(options, force=True))
         return
@@ -380,7 +380,7 @@ def test_the_command_ends_with_3_when_its_output_is_gone(happens, tmp_path, monk
 
 
 def edited(line):
-    """The same frame around another text."""
+    """Returns the line with another text in the same frame."""
     record = json.loads(line)
     record["error" if record.get("error") else "text" if "text" in record else "response"] = "another"
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
@@ -389,7 +389,7 @@ def edited(line):
 @pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("which", [0, 2, -1])
 def test_an_output_that_was_edited_within_its_frame_is_refused_and_by_force_kept(which, order, tmp_path):
-    until = 15 if (which == 0) == (order == "input") else None  # each pair of the three
+    until = 15 if (which == 0) == (order == "input") else None  # each pair of values of the three variables occurs
     out, options = tmp_path / "out.jsonl", OutputOptions(order=order)
     fake_job.run(out, 23, options, until=until, seed=5)
     lines = out.read_bytes().splitlines(keepends=True)
@@ -411,7 +411,7 @@ def test_an_edit_of_the_same_size_after_the_end_is_noticed(tmp_path):
     out.write_bytes(content.replace(b'"id": "id-1500"', b'"id": "ID-1500"'))
     with pytest.raises(ConfigError, match="line 2048 or a line before it has changed since the job wrote it"):
         fake_job.run(out, 3000, OutputOptions())
-    out.write_bytes(content[:-9])  # cut, and otherwise whole
+    out.write_bytes(content[:-9])  # only the last line is cut
     assert fake_job.run(out, 3000, OutputOptions()) == [2999]
     assert out.read_bytes() == content
 
@@ -567,7 +567,7 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_manifest_is_read_or_refused(data):
-    """Fields of any kind, and any bytes: a manifest or a problem in words, and what is read can be worked with."""
+    """A manifest with any fields and bytes is read, or its problem is reported. A manifest that is read can be used."""
     document = manifest()
     for name in data.draw(st.lists(st.sampled_from(FIELDS), max_size=2)):
         document[name] = data.draw(JSON)

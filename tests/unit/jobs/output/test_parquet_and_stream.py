@@ -187,7 +187,7 @@ def test_a_model_is_known_by_its_content_not_by_its_folder(tmp_path):
 
 
 def job_of(tmp_path, name, **records):
-    """The output of a job of six rows with kept columns, every third of them a failed one."""
+    """Writes the output of a job of six rows with kept columns. Every third row fails. Returns its path."""
     out = tmp_path / name
     with Output(out, {}, OutputOptions(records=RecordOptions(answer="said", **records))) as output:
         for n in range(6):

@@ -97,7 +97,7 @@ def test_lines_of_openai_are_answered_in_kind():
     assert record(CHAT, OUTPUT, RecordOptions(shape="flat"))["text"] == "Paris"
     timed = record(CHAT, OUTPUT, RecordOptions(times=True))["response"]["body"]
     assert timed["created"] > 1e9
-    # it depends on the company of the row, as times do
+    # like times, cached tokens depend on the rows that run at the same time
     assert timed["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert list(body["usage"]) == ["prompt_tokens", "completion_tokens", "total_tokens"]
 
