@@ -12,22 +12,23 @@ from typing import Any, TypeVar
 
 from llamabatch.chat.conversation import to_tokens
 from llamabatch.engine.validation import check_prompt
+from llamabatch.entrypoints.prompts import is_token_ids, plain_ids
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import shown
 
 _JSONL = (".jsonl", ".ndjson", ".json")
-_SHAPES = '{"prompt": TEXT} or {"messages": [{"role": …, "content": …}]}'
+_SHAPES = '{"prompt": TEXT or TOKEN IDS} or {"messages": [{"role": …, "content": …}]}'
 
 _T = TypeVar("_T")
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, Any]] | tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One prompt of a file: a text, or the messages of a conversation."""
+    """One prompt of a file: a text, token ids, or the messages of a conversation."""
 
     number: int
     prompt: Prompt
@@ -109,7 +110,7 @@ def _read(path: Path | None) -> str:
 
 
 def _question(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    return str(prompt[-1]["content"]) if isinstance(prompt, list) else str(prompt)
 
 
 def _is_jsonl(path: Path) -> bool | None:
@@ -137,16 +138,20 @@ def _from_json(line: str) -> Prompt:
         if not isinstance(messages, list):
             raise PromptError(f"messages is {show(messages)}; give a list of messages")
         return messages  # to_tokens checks each message later
-    if not isinstance(item["prompt"], str):
-        raise PromptError(f"prompt is {show(item['prompt'])}; give a text")
-    text: str = item["prompt"]
-    return text
+    prompt: object = item["prompt"]
+    if is_token_ids(prompt):
+        return plain_ids(prompt)
+    if not isinstance(prompt, str):
+        raise PromptError(f"prompt is {show(prompt)}; give a text or a list of token ids")
+    return prompt
 
 
 def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
-    """Tokenizes a text as LLM.generate does, or messages as LLM.chat does."""
+    """Tokenizes a text as LLM.generate does, or messages as LLM.chat does. Token ids stay as they are."""
     if isinstance(prompt, str):
         ids = tuple(model.tokenize(prompt)) if prompt else ()
+    elif isinstance(prompt, tuple):
+        ids = prompt
     else:
         ids = to_tokens(model, prompt)[1]
     check_prompt(ids, model.n_vocab, n_ctx)

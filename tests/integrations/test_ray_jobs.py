@@ -145,7 +145,7 @@ def test_a_stop_ends_the_tasks_and_the_same_job_goes_on(cluster, tmp_path):
     summary = ray_jobs.run(settings, None, 2, told)
     assert summary.counts.rows == 400
     assert summary.counts.done_before > 0
-    assert "goes on" in " ".join(told.messages)
+    assert "is continued" in " ".join(told.messages)
     parts = [(tmp_path / "shared" / f"out-{k}-of-2.jsonl").read_bytes().splitlines() for k in (1, 2)]
     wanted = alone(replace(settings, output=str(tmp_path / "one.jsonl")), tmp_path).splitlines()
     assert parts == [wanted[::2], wanted[1::2]]

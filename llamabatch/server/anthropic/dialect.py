@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llamabatch.server.http.errors import CONTEXT_CODE, ApiError
+from llamabatch.server.http.ids import current_id
 
 PATHS = "/v1/messages"  # errors under this path have the format of error_document, even if no route matches
 
@@ -30,4 +31,4 @@ def error_document(error: ApiError) -> dict[str, Any]:
         # Programs recognise Anthropic's words, and then shorten the conversation.
         message = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum: ".format(**error.facts) + message
     found = {"type": _TYPES.get(error.status, usual), "message": message}
-    return {"type": "error", "error": found, "request_id": None}
+    return {"type": "error", "error": found, "request_id": current_id.get()}

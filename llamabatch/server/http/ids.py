@@ -6,8 +6,12 @@ They do not use `os.urandom`, because other threads run first after that call an
 from __future__ import annotations
 
 import random
+from contextvars import ContextVar
 
 from llamabatch.utils.lifetime import in_forks
+
+current_id: ContextVar[str | None] = ContextVar("llamabatch.request_id", default=None)
+"""The id of the current request in its headers and in the log; None outside of a request."""
 
 _random = random.Random()  # independent of a seed that the host program sets
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from llamabatch.server.http.counts import HttpCounts
 from llamabatch.server.http.errors import CLIENT_CLOSED, SCOPE_ERRORS, ApiError
-from llamabatch.server.http.ids import random_hex
+from llamabatch.server.http.ids import current_id, random_hex
 from llamabatch.server.http.keys import SCOPE_KEY
 from llamabatch.server.http.security import App, Message, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("llamabatch.server.access")
 
 _HEADER = b"x-request-id"
+_HEADERS = (_HEADER, b"request-id")  # of the response; Anthropic's client reads the second one
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # request ids that callers may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200  # characters
@@ -33,7 +34,7 @@ class RequestLog:
     """A middleware around everything that may fail.
 
     An exception that reaches this middleware becomes an error response, so that no other log shows its text. The id of
-    a request comes from its header X-Request-Id, or is new. The response has the id in the same header.
+    a request comes from its header X-Request-Id, or is new. The response has the id in X-Request-Id and Request-Id.
 
     Args:
         counts: counts each request when the request ends.
@@ -50,6 +51,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = _id_of(scope)
+        current_id.set(request_id.decode())
         errors: list[ApiError] = []
         scope[SCOPE_ERRORS] = errors
         scope[SCOPE_KEY] = []
@@ -60,7 +62,8 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id)]}
+                own = ((name, request_id) for name in _HEADERS)
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         try:

@@ -55,7 +55,9 @@ async def infill(request: HttpRequest) -> Any:
 async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
     adapters = adapter_ids(serving)
     lora: Mapping[str, float] = body.adapter_scales(adapters) or {}
-    context = Context(body, serving.model, body.model or serving.names[0], lora, adapters)
+    context = Context(
+        body, serving.model, body.model or serving.names[0], serving.client.plan.config.n_ctx, lora, adapters
+    )
     limit, n = TimeLimit(body.limit_ms), body.params.n
 
     def documents(outputs: Sequence[RequestOutput], _: int) -> Any:

@@ -32,12 +32,14 @@ class Context:
 
     Attributes:
         body: the request body. model: the model of the engine. name: the name of the model in responses.
+        n_ctx: tokens of prompt and output together.
         lora: the scales of the adapters in effect. adapters: the names of all adapters in the order of their ids.
     """
 
     body: LlamaCompletionBody
     model: Model
     name: str
+    n_ctx: int
     lora: Mapping[str, float] = field(default_factory=dict)
     adapters: Sequence[str] = ()
 
@@ -76,7 +78,7 @@ class Context:
             "generation_settings": self.settings(),
             "prompt": self.model.detokenize(text_ids, skip_special=False),
             "has_new_line": "\n" in each.text,
-            "truncated": output.num_truncated > 0 or _is_out_of_context(each, body),
+            "truncated": output.num_truncated > 0 or self._is_out_of_context(each, n_prompt),
             "stop_type": stop_type,
             "stopping_word": word,
             "tokens_cached": n_prompt + max(0, n_output - 1),
@@ -87,6 +89,13 @@ class Context:
                 each.token_ids, each.logprobs, self.n_probs, self.model, post_sampling=body.params.post_sampling_probs
             )
         return only_fields(document, body.fields)
+
+    def _is_out_of_context(self, each: CompletionOutput, n_prompt: int) -> bool:
+        """Returns True if the context was full: the output ended there, or lost tokens with overflow="shift"."""
+        params, n_output = self.body.params, len(each.token_ids)
+        if params.overflow == "shift":
+            return n_prompt + n_output > self.n_ctx + 1  # the last token sampled needs no cell
+        return each.finish_reason is FinishReason.LENGTH and (params.max_tokens is None or n_output < params.max_tokens)
 
     @property
     def n_probs(self) -> int:
@@ -118,11 +127,6 @@ def _stop(each: CompletionOutput, is_cut: bool) -> tuple[str, str]:
     if is_cut or each.finish_reason is not FinishReason.STOP:
         return "limit", ""
     return ("word", each.stop_reason) if isinstance(each.stop_reason, str) else ("eos", "")
-
-
-def _is_out_of_context(each: CompletionOutput, body: LlamaCompletionBody) -> bool:
-    limit = body.params.max_tokens
-    return each.finish_reason is FinishReason.LENGTH and (limit is None or len(each.token_ids) < limit)
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
-from llamabatch.server.batches.records import OUTPUT_PURPOSE, PURPOSE, BatchRecord, FileRecord
+from llamabatch.server.batches.records import OUTPUT_PURPOSE, PURPOSE
 from llamabatch.server.batches.runner import Batches
 from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.store import Store
@@ -18,8 +18,6 @@ from llamabatch.server.batches.upload import receive_file
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
-
-R = TypeVar("R", FileRecord, BatchRecord)
 
 _MOST_FILES = 10_000  # files in a page
 
@@ -44,7 +42,17 @@ async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
     return batches.store, record_id
 
 
-def page_of(records: Sequence[R], query: Mapping[str, str], most: int, usual: int) -> dict[str, Any]:
+class Listed(Protocol):
+    """An object that a list of the server can have."""
+
+    @property
+    def id(self) -> str: ...
+
+    def to_openai(self) -> dict[str, Any]:
+        """Returns the object in OpenAI's format."""
+
+
+def page_of(records: Sequence[Listed], query: Mapping[str, str], most: int, usual: int) -> dict[str, Any]:
     """Returns a page of records in OpenAI's format, in the order of `records`.
 
     Args:

@@ -9,11 +9,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 
 _PART = 8  # the input of one response may need at most max_bytes / _PART
+
+
+class InputItem(NamedTuple):
+    """An input item in the form in which the server lists it."""
+
+    id: str
+    document: Json
+
+    def to_openai(self) -> Json:
+        return self.document
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,18 @@ class Kept:
     def conversation(self) -> tuple[Any, ...]:
         """The items that come before the input of the next response."""
         return (*self.items, *self.document["output"])
+
+    @property
+    def inputs(self) -> list[InputItem]:
+        """The items of `items`, each with an id and a type. The text of a message becomes a content part."""
+        found = []
+        for index, item in enumerate(self.items):
+            whole = {"id": f"in_{self.document['id']}_{index}", "type": "message", **item}
+            if whole["type"] == "message" and isinstance(whole.get("content"), str):
+                kind = "output_text" if whole.get("role") == "assistant" else "input_text"
+                whole["content"] = [{"type": kind, "text": whole["content"]}]
+            found.append(InputItem(whole["id"], whole))
+        return found
 
     def item(self, item_id: str) -> Json | None:
         """Returns an output item by its id; None: the response has no such item."""

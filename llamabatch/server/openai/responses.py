@@ -1,4 +1,4 @@
-"""/v1/responses, the responses stored there, and /v1/responses/input_tokens."""
+"""/v1/responses, the responses stored there with their input items, and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
+from llamabatch.errors import PromptError
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.http.keys import key_use
+from llamabatch.server.openai.files import page_of
 from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.openai.responses_body import ResponsesBody, read_responses
 from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
@@ -19,7 +21,7 @@ from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import json_response, large_response
 from llamabatch.server.response.generation import respond
 from llamabatch.server.serving.serving import Serving, serving_of
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import choice, show
 
 
 async def responses(request: HttpRequest) -> Any:
@@ -50,6 +52,18 @@ async def retrieve(request: HttpRequest) -> Any:
     if found is None:
         raise _not_found(request)
     document = found.document
+    return await large_response(serving_of(request), lambda: document)
+
+
+async def input_items(request: HttpRequest) -> Any:
+    """Lists the input items of a stored response, with those of the responses before it."""
+    found = _kept(request).find(_owner(), request.path_params["response_id"])
+    if found is None:
+        raise _not_found(request)
+    query = request.query_params
+    order = choice(PromptError, "order", query.get("order", "desc"), ("asc", "desc"))
+    inputs = found.inputs if order == "asc" else found.inputs[::-1]
+    document = page_of(inputs, query, most=100, usual=20)
     return await large_response(serving_of(request), lambda: document)
 
 
@@ -96,4 +110,5 @@ routes = [
     Route("/v1/responses/compact", compact, methods=["POST"], include_in_schema=False),
     Route("/v1/responses/{response_id}", retrieve, methods=["GET"]),
     Route("/v1/responses/{response_id}", delete, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/input_items", input_items, methods=["GET"]),
 ]

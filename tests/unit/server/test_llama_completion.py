@@ -334,11 +334,23 @@ def test_timings_count_steps():
 
 
 def test_a_context_that_is_used_up_is_told():
-    context = Context(read_llama_completion({"prompt": "x"}), FakeModel(Path("m")), "m")
+    context = Context(read_llama_completion({"prompt": "x"}), FakeModel(Path("m")), "m", 2048)
     each = CompletionOutput(0, "t", (5,), FinishReason.LENGTH)
     output = RequestOutput("r", None, (0, 9), (each,))
     assert context.whole(output, each, 0, stream=False, cut=False)["truncated"] is True
     assert context.body.params == SamplingParams(max_tokens=None)
+
+
+def test_a_context_that_has_shifted_is_told():
+    body = read_llama_completion({"prompt": "x", "overflow": "shift", "n_predict": 40})
+    context = Context(body, FakeModel(Path("m")), "m", 8)
+
+    def truncated(n_output):
+        each = CompletionOutput(0, "t", (5,) * n_output, FinishReason.LENGTH)
+        output = RequestOutput("r", None, (0, 9), (each,))
+        return context.whole(output, each, 0, stream=False, cut=False)["truncated"]
+
+    assert [truncated(n) for n in (1, 7, 8, 40)] == [False, False, True, True]
 
 
 def embedded(client, path="/embedding", **body):

@@ -36,6 +36,9 @@ def test_each_response_has_an_id_of_its_own_or_the_callers(client):
     for given, wanted in (("my-1.x_Y", True), ("with blank", False), ("x" * 65, False), ("", False)):
         got = client.post(PATH, json={"prompt": "a"}, headers={"x-request-id": given}).headers["x-request-id"]
         assert (got == given) == wanted
+    refused = client.post("/v1/messages", json={"messages": 5})
+    assert refused.status_code == 400
+    assert refused.json()["request_id"] == refused.headers["request-id"] == refused.headers["x-request-id"]
 
 
 def test_what_goes_well_has_no_line(client, caplog):

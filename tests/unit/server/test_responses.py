@@ -234,6 +234,32 @@ def test_a_response_goes_on_from_one_that_is_kept(client):
     assert (error.status_code, error.json()["error"]["code"]) == (400, "previous_response_not_found")
 
 
+def test_the_input_items_of_a_response_are_listed(client):
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "5", "id": "mine"}
+    first = client.post("/v1/responses", json={"input": [{"role": "user", "content": "one"}, call, result]}).json()
+    second = client.post("/v1/responses", json={"input": "two", "previous_response_id": first["id"]}).json()
+    path = f"/v1/responses/{first['id']}/input_items"
+    listed = client.get(path, params={"order": "asc"}).json()
+    [said, called, given] = listed["data"]
+    assert (said["type"], said["content"]) == ("message", [{"type": "input_text", "text": "one"}])
+    assert called == call | {"id": called["id"]}
+    assert given == result
+    assert (listed["object"], listed["has_more"], listed["last_id"]) == ("list", False, "mine")
+    assert client.get(path).json()["data"] == listed["data"][::-1]
+    page = client.get(path, params={"limit": 1, "after": "mine"}).json()
+    assert (page["data"], page["has_more"]) == ([called], True)
+    whole = client.get(f"/v1/responses/{second['id']}/input_items").json()["data"]
+    assert [each["type"] for each in whole[::-1]] == [
+        *("message", "function_call", "function_call_output"),
+        *(item["type"] for item in first["output"]),
+        "message",
+    ]
+    for wrong in ({"order": "up"}, {"limit": 0}, {"after": "x"}):
+        assert client.get(path, params=wrong).status_code == 400, wrong
+    assert client.get("/v1/responses/resp_x/input_items").status_code == 404
+
+
 def test_items_may_be_named_by_their_ids(client):
     first = client.post("/v1/responses", json={"input": "one two", "request_id": "a_b.c_1"}).json()
     asked = [{"role": "user", "content": "one two"}]

@@ -48,6 +48,14 @@ def test_jsonl_holds_prompts_and_conversations(tmp_path):
     assert bytes(loaded.prompts[1][1:]).decode() == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant"
 
 
+def test_token_ids_stay_as_they_are(tmp_path):
+    path = write(tmp_path, '{"prompt": [5, 6, 7]}\n{"prompt": "a"}\n', "prompts.jsonl")
+    assert load(path, FakeModel(), 512).prompts == ((5, 6, 7), (1, 97))
+    path.write_text('{"prompt": [5, 600]}\n')
+    with pytest.raises(PromptError, match="line 1: token id 600 is outside the vocabulary"):
+        load(path, FakeModel(), 512)
+
+
 def test_a_template_that_writes_bos_gets_no_second_one():
     class Model(FakeModel):
         chat_template = "<s>{{ messages[0].content }}"
@@ -69,10 +77,10 @@ def test_the_ending_txt_means_text_even_if_it_looks_like_json(tmp_path):
         ("", "holds no prompt"),
         ("\n \n", "holds no prompt"),
         ('{"prompt": "a"}\n{"prompt": ', "line 2: this is not JSON"),
-        ('{"prompt": "a"}\n\n{"text": "b"}', 'line 3: write {"prompt": TEXT} or {"messages"'),
+        ('{"prompt": "a"}\n\n{"text": "b"}', 'line 3: write {"prompt": TEXT or TOKEN IDS} or {"messages"'),
         ('{"prompt": "a", "messages": []}', "one of the two"),
         ("[1, 2]", "line 1: write"),
-        ('{"prompt": 5}', "line 1: prompt is 5; give a text"),
+        ('{"prompt": 5}', "line 1: prompt is 5; give a text or a list of token ids"),
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ('{"messages": []}', "line 1: the conversation is empty"),
         ('{"messages": "hi"}', "line 1: messages is 'hi'; give a list"),
