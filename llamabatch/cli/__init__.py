@@ -20,7 +20,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from llamabatch.errors import ContextLengthError, InputError, LlamaBatchError, visible
+from llamabatch.errors import InputError, LlamaBatchError, visible
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import nearest
 
@@ -49,7 +49,6 @@ _WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the disk takes no more data
-_CURE = "; here -P overflow=truncate, or a larger --n-ctx where the model was trained for it"
 _NO_READER = 141  # 128 + SIGPIPE, the exit code of other tools
 
 
@@ -102,8 +101,7 @@ class LazyGroup(click.Group):
         except LlamaBatchError as error:
             if interrupts.came() is not None:  # a signal during an import or a load may cause a LlamaBatchError
                 raise
-            cure = _CURE if isinstance(error, ContextLengthError) else ""
-            echo_wrapped(f"Error: {error}{cure}")
+            echo_wrapped(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
         except BrokenPipeError:  # click would exit with 1
             _leave_stdout()

@@ -25,7 +25,7 @@ from llamabatch.cli.param_types import (
     Texts,
 )
 from llamabatch.config import CHOICES, EngineConfig
-from llamabatch.errors import SamplingError
+from llamabatch.errors import ContextLengthError, SamplingError
 from llamabatch.gguf.resolve import local
 from llamabatch.request.json_schema import LENIENT
 from llamabatch.request.sampling_params import OPEN, SamplingParams
@@ -206,6 +206,7 @@ _FORM_OPTIONS = (
     click.option("--regex", help="Answers match this regular expression."),
     click.option("--lenient", is_flag=True, help="Leave out the parts of the schema that no grammar enforces."),
 )
+_CURE = "; the options for this are -P overflow=truncate, and --n-ctx up to what the model was trained for"
 _FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -226,7 +227,10 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
             if name in given:
                 raise click.UsageError(f"{name} is given twice; give it once")
             given[name] = value
-        return command(sampling=given, **values)
+        try:
+            return command(sampling=given, **values)
+        except ContextLengthError as error:
+            raise ContextLengthError(f"{error}{_CURE}") from None
 
     decorated: Command = wrapped
     for option in reversed((*(_OF_CHAT if is_chat else _SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
@@ -256,7 +260,7 @@ def form_options(command: Command) -> Command:
         try:
             return command(sampling=sampling, **values)
         except SamplingError as error:
-            if LENIENT not in str(error):
+            if json_schema is None or LENIENT not in str(error):
                 raise
             raise SamplingError(str(error).replace(LENIENT, "--lenient")) from None
 

@@ -267,19 +267,18 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
         raise SamplingError("overflow is 'shift' and max_tokens is None; give max_tokens, or the text need never end")
 
 
-def tokens_to_drop(params: SamplingParams, n_tokens: int, n_ctx: int) -> int:
-    """Returns the number of tokens by which a prompt of `n_tokens` is too long for overflow="truncate"; 0: for none, or
-    `overflow` has another value."""
-    if params.overflow != "truncate":
-        return 0
-    output = min(params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)
-    return max(0, n_tokens + output - (n_ctx + 1))  # the last token sampled needs no cell
+def longest_cut(params: SamplingParams, n_ctx: int) -> int:
+    """Returns the number of tokens that a prompt above n_ctx keeps with overflow="truncate".
+
+    This leaves room for max_tokens (256 if it is None), but for no more than half of n_ctx.
+    """
+    return n_ctx + 1 - min(params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)  # the last token sampled needs no cell
 
 
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     """Returns the request, with its prompt cut if truncate_prompt_tokens or overflow="truncate" ask for it.
 
-    overflow="truncate" leaves room for max_tokens (256 if it is None), but for no more than half of n_ctx.
+    overflow="truncate" cuts prompts of more than n_ctx tokens only, to `longest_cut`.
 
     Args:
         bos: the token that begins every text; a cut prompt keeps this token. None: there is no such token.
@@ -288,8 +287,10 @@ def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     excess, kept = 0, 1 if prompt[:1] == (bos,) else 0
     if params.truncate_prompt_tokens is not None:
         excess = len(prompt) - params.truncate_prompt_tokens
-    if (too_much := tokens_to_drop(params, len(prompt), n_ctx)) > excess:
-        excess, kept = too_much, kept_tokens(params, len(prompt), n_ctx, kept)
+    if params.overflow == "truncate" and len(prompt) > n_ctx:
+        too_much = len(prompt) - longest_cut(params, n_ctx)
+        if too_much > excess:
+            excess, kept = too_much, kept_tokens(params, len(prompt), n_ctx, kept)
     if excess <= 0:
         return request
     kept = min(kept, len(prompt) - excess)

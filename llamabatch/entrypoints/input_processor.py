@@ -16,7 +16,7 @@ from llamabatch.chat.messages import Conversation, dropped_first
 from llamabatch.chat.options import ChatOptions
 from llamabatch.config.names import ALIASES
 from llamabatch.config.options import EngineConfig
-from llamabatch.engine.validation import RequestLimits, check_kind, tokens_to_drop, validate
+from llamabatch.engine.validation import RequestLimits, check_kind, longest_cut, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
 from llamabatch.entrypoints.prompts import (
@@ -361,12 +361,11 @@ class InputProcessor:
     def _without_oldest(self, prompt: Prompt, messages: list[Any], params: SamplingParams, to_ids: _ToIds) -> Prompt:
         """Returns the prompt of a conversation without its oldest turns, as many as overflow="truncate" has to drop.
         validate() cuts tokens off a prompt that is still too long."""
-        n_tokens = len(prompt.token_ids)
-
-        def is_too_long(made: Prompt) -> bool:
-            return tokens_to_drop(params, len(made.token_ids), self.n_ctx) > 0
-
-        turns = dropped_first(messages) if params.truncate_prompt_tokens is None and is_too_long(prompt) else ()
+        n_tokens, longest = len(prompt.token_ids), longest_cut(params, self.n_ctx)
+        cuts_turns = params.overflow == "truncate" and params.truncate_prompt_tokens is None
+        if not cuts_turns or n_tokens <= self.n_ctx:
+            return prompt
+        turns = dropped_first(messages)
         least, most = 1, max(turns, default=0)
         if not most:
             return prompt
@@ -374,7 +373,7 @@ class InputProcessor:
         while least not in made:
             tried = (least + most) // 2
             made[tried] = to_ids([each for each, turn in zip(messages, turns, strict=True) if not 0 < turn <= tried])
-            if is_too_long(made[tried]):
+            if len(made[tried].token_ids) > longest:
                 least = min(tried + 1, most)
             else:
                 most = tried

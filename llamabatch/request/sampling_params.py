@@ -164,8 +164,8 @@ class SamplingParams:
         background: the request uses only batch rows that other requests leave free.
         deadline_s: number of seconds after its arrival when the request ends with an error; None: never.
         overflow: the action when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
-            "truncate": a conversation loses its oldest turns, any other prompt its beginning; "shift": the oldest
-            tokens are dropped, and the output continues.
+            "truncate": a prompt above n_ctx loses its beginning, and a conversation its oldest turns; "shift": the
+            oldest tokens are dropped, and the output continues.
         n_keep: number of first prompt tokens that stay when `overflow` drops tokens, at most half of n_ctx; -1: the
             whole prompt; None: 0. A BOS always stays.
         truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as

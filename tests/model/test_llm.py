@@ -552,6 +552,7 @@ def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
     for arguments, code, message in (
         ([""], 2, "the prompt is empty"),
         (refused, 2, "look-around"),
+        (["w " * 3000], 2, "-P overflow=truncate"),
         (failed, 3, "no token"),
     ):
         command = [sys.executable, "-m", "llamabatch", "generate", *arguments]

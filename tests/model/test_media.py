@@ -88,7 +88,7 @@ def family(request, files):
     model, kind, _ = FAMILIES[request.param]
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
-    n_ctx = 512 if model == "tiny" else 256  # of which the other models have 256
+    n_ctx = 512 if model == "tiny" else 256  # the other models were made for 256
     with LLM(files[model], mmproj=files[f"{kind}-{model}"], n_slots=4, n_ctx=n_ctx, profile=False) as llm:
         yield llm
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,8 @@ def test_a_chat_that_is_too_long_loses_whole_turns_and_no_more_than_it_must():
         whole_prompt = llm.tokenize(llm.apply_chat_template(long_one), parse_special=True)
         assert over.num_truncated + 121 == len(whole_prompt)
         assert whole.num_truncated == 0
+        [fitting] = llm.chat([rules, *turns[2 * dropped :], last], replace(params, max_tokens=64))
+        assert (fitting.prompt, fitting.num_truncated) == (texts[dropped], 0), "it fits, if not with 64 more"
 
 
 def test_company_changes_nothing():

@@ -50,7 +50,8 @@ class Kept:
         """The items of `items`, each with an id and a type. The text of a message becomes a content part."""
         found = []
         for index, item in enumerate(self.items):
-            whole = {"id": f"in_{self.document['id']}_{index}", "type": "message", **item}
+            usual = {"id": f"in_{self.document['id']}_{index}", "type": "message"}
+            whole = {**item, **{name: item.get(name) or value for name, value in usual.items()}}
             if whole["type"] == "message" and isinstance(whole.get("content"), str):
                 kind = "output_text" if whole.get("role") == "assistant" else "input_text"
                 whole["content"] = [{"type": kind, "text": whole["content"]}]

@@ -95,11 +95,12 @@ def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list
     there are such parts and the server is strict."""
     own = body.params.structure
     known = () if own is None else own.not_held
+    forms = [request.params.structure for request in submission.requests]
+    parts = [part for form in forms if form is not None and form.kind == TOOLS for part in form.not_held]
+    if not parts:
+        return []
     found = Body({}, {}, Rules(strict=strict))
-    for request in submission.requests:
-        form = request.params.structure
-        if form is not None and form.kind == TOOLS:
-            found.ignore_not_held("tools", (part for part in form.not_held if part not in known))
+    found.ignore_not_held("tools", (part for part in dict.fromkeys(parts) if part not in known))
     return found.ignored
 
 

@@ -16,6 +16,7 @@ from llamabatch.utils.atomic_file import replacement
 from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
+_Tensor = tuple[str, npt.NDArray[Any]]
 _MEL, _FRAMES = 80, 3000  # frequency bands of Whisper's encoder, and the steps of 10 ms in one pass of it
 
 
@@ -97,7 +98,7 @@ def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 
         for key, value in numbers.items():
             writer.add_uint32(f"clip.{sense}.{key}", value)
         random = np.random.default_rng(seed)
-        for name, values in _tensors(shape, n_embd, random):
+        for name, values in _Tensors(shape, n_embd, random):
             writer.add_tensor(name, values)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -108,89 +109,105 @@ def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 
     return size
 
 
-def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    width, wide = shape.n_embd, shape.n_ff
+class _Tensors:
+    """The tensors of an encoder, in the order of the file: pairs of name and values.
 
-    def matrix(rows: int, columns: int) -> npt.NDArray[Any]:
-        values = random.standard_normal((rows, columns), _F32)
-        return np.asarray(values / np.sqrt(columns), _F16)
+    Args:
+        n_embd: the width of the text model.
+    """
 
-    def norm(name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        yield f"{name}.weight", np.ones(width, _F32)
-        yield f"{name}.bias", np.zeros(width, _F32)
+    def __init__(self, shape: ProjectorShape, n_embd: int, random: np.random.Generator) -> None:
+        self._shape, self._n_embd, self._random = shape, n_embd, random
+        self._width = shape.n_embd
+        self._prefix = "a" if shape.hears else "v"
 
-    def patch() -> npt.NDArray[Any]:
-        values = random.standard_normal((width, 3, shape.patch_size, shape.patch_size), _F32)
-        return np.asarray(values / np.sqrt(3 * shape.patch_size**2), _F16)
+    def __iter__(self) -> Iterator[_Tensor]:
+        yield from self._input_of_sounds() if self._shape.hears else self._input_of_pictures()
+        for layer in range(self._shape.n_layer):
+            yield from self._layer(f"{self._prefix}.blk.{layer}")
+        yield from self._norm(f"{self._prefix}.post_ln")
+        yield from self._projection_of_sounds() if self._shape.hears else self._projection_of_pictures()
 
-    def convolution(n_inputs: int) -> npt.NDArray[Any]:
-        values = random.standard_normal((width, n_inputs, 3), _F32)
-        return np.asarray(values / np.sqrt(3 * n_inputs), _F16)
-
-    def mlp(first: str, second: str, n_inputs: int, hidden: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        yield f"{first}.weight", matrix(hidden, n_inputs)
-        yield f"{first}.bias", np.zeros(hidden, _F32)
-        yield f"{second}.weight", matrix(n_embd, hidden)
-        yield f"{second}.bias", np.zeros(n_embd, _F32)
-
-    prefix = "a" if shape.hears else "v"
-    if shape.hears:
-        yield "a.conv1d.1.weight", convolution(_MEL)
-        yield "a.conv1d.2.weight", convolution(width)
+    def _input_of_sounds(self) -> Iterator[_Tensor]:
+        yield "a.conv1d.1.weight", self._normal(self._width, _MEL, 3)
+        yield "a.conv1d.2.weight", self._normal(self._width, self._width, 3)
         for name in ("a.conv1d.1.bias", "a.conv1d.2.bias"):
-            yield name, np.zeros((width, 1), _F32)
-        yield "a.position_embd.weight", 0.1 * random.standard_normal((_FRAMES // 2, width), _F32)
-    else:
-        yield "v.patch_embd.weight", patch()
-    if shape.merges:
-        yield "v.patch_embd.weight.1", patch()
-    if shape.kind in ("gemma3", "mlp", "idefics3", "qwen3vl_merger"):
-        yield "v.patch_embd.bias", np.zeros(width, _F32)
-        yield "v.position_embd.weight", 0.1 * random.standard_normal((shape.n_patches, width), _F32)
-    for layer in range(shape.n_layer):
-        at = f"{prefix}.blk.{layer}"
-        joined = shape.kind == "qwen3vl_merger"
-        if joined:
-            yield f"{at}.attn_qkv.weight", matrix(3 * width, width)
-            yield f"{at}.attn_qkv.bias", np.zeros(3 * width, _F32)
-        for name in ("attn_out",) if joined else ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield f"{at}.{name}.weight", matrix(width, width)
-            if not (shape.hears and name == "attn_k"):  # Whisper has no bias for K
-                yield f"{at}.{name}.bias", np.zeros(width, _F32)
-        yield from norm(f"{at}.ln1")
-        yield from norm(f"{at}.ln2")
-        yield f"{at}.ffn_up.weight", matrix(wide, width)
-        yield f"{at}.ffn_up.bias", np.zeros(wide, _F32)
-        yield f"{at}.ffn_down.weight", matrix(width, wide)
-        yield f"{at}.ffn_down.bias", np.zeros(width, _F32)
-    yield from norm(f"{prefix}.post_ln")
-    if shape.kind == "ultravox":
-        stacked = width * shape.n_merge
-        yield "mm.a.norm_pre.weight", np.ones(stacked, _F32)
-        yield "mm.a.mlp.1.weight", matrix(2 * n_embd, stacked)
-        yield "mm.a.norm_mid.weight", np.ones(n_embd, _F32)
-        yield "mm.a.mlp.2.weight", matrix(n_embd, n_embd)
-    elif shape.kind == "voxtral":
-        yield "mm.a.mlp.1.weight", matrix(n_embd, width * shape.n_merge)
-        yield "mm.a.mlp.2.weight", matrix(n_embd, n_embd)
-    elif shape.kind == "qwen2a":
-        yield "mm.a.fc.weight", matrix(n_embd, width)
-        yield "mm.a.fc.bias", np.zeros(n_embd, _F32)
-    elif shape.kind == "gemma3":
-        yield "mm.input_projection.weight", matrix(n_embd, width).T.copy()
-        yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
-    elif shape.kind == "idefics3":
-        yield "mm.model.fc.weight", matrix(n_embd, width * shape.n_merge**2)
-    elif shape.kind == "pixtral":
-        yield "v.token_embd.img_break", random.standard_normal(n_embd, _F32)
-        yield from mlp("mm.1", "mm.2", width, n_embd)
-    elif shape.merges:
-        merged = width * shape.n_merge**2
-        yield from mlp("mm.0", "mm.2", merged, merged)
-        for layer in range(shape.n_deepstack if shape.kind == "qwen3vl_merger" else 0):
+            yield name, np.zeros((self._width, 1), _F32)
+        yield self._positions(_FRAMES // 2)
+
+    def _input_of_pictures(self) -> Iterator[_Tensor]:
+        patch = self._width, 3, self._shape.patch_size, self._shape.patch_size
+        yield "v.patch_embd.weight", self._normal(*patch)
+        if self._shape.merges:
+            yield "v.patch_embd.weight.1", self._normal(*patch)
+        if self._shape.kind in ("gemma3", "mlp", "idefics3", "qwen3vl_merger"):
+            yield "v.patch_embd.bias", np.zeros(self._width, _F32)
+            yield self._positions(self._shape.n_patches)
+
+    def _layer(self, at: str) -> Iterator[_Tensor]:
+        width, wide = self._width, self._shape.n_ff
+        if self._shape.kind == "qwen3vl_merger":
+            yield from self._matrix(f"{at}.attn_qkv", 3 * width, width)
+        else:
+            yield from self._matrix(f"{at}.attn_q", width, width)
+            yield from self._matrix(f"{at}.attn_k", width, width, bias=not self._shape.hears)  # none in Whisper
+            yield from self._matrix(f"{at}.attn_v", width, width)
+        yield from self._matrix(f"{at}.attn_out", width, width)
+        yield from self._norm(f"{at}.ln1")
+        yield from self._norm(f"{at}.ln2")
+        yield from self._matrix(f"{at}.ffn_up", wide, width)
+        yield from self._matrix(f"{at}.ffn_down", width, wide)
+
+    def _projection_of_sounds(self) -> Iterator[_Tensor]:
+        kind, n_embd, stacked = self._shape.kind, self._n_embd, self._width * self._shape.n_merge
+        if kind == "qwen2a":
+            yield from self._matrix("mm.a.fc", n_embd, self._width)
+        elif kind == "voxtral":
+            yield from self._matrix("mm.a.mlp.1", n_embd, stacked, bias=False)
+            yield from self._matrix("mm.a.mlp.2", n_embd, n_embd, bias=False)
+        else:
+            yield "mm.a.norm_pre.weight", np.ones(stacked, _F32)
+            yield from self._matrix("mm.a.mlp.1", 2 * n_embd, stacked, bias=False)
+            yield "mm.a.norm_mid.weight", np.ones(n_embd, _F32)
+            yield from self._matrix("mm.a.mlp.2", n_embd, n_embd, bias=False)
+
+    def _projection_of_pictures(self) -> Iterator[_Tensor]:
+        kind, n_embd, width = self._shape.kind, self._n_embd, self._width
+        merged = width * self._shape.n_merge**2
+        if kind == "gemma3":
+            yield "mm.input_projection.weight", self._normal(n_embd, width).T.copy()
+            yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
+        elif kind == "idefics3":
+            yield from self._matrix("mm.model.fc", n_embd, merged, bias=False)
+        elif kind == "pixtral":
+            yield "v.token_embd.img_break", self._random.standard_normal(n_embd, _F32)
+            yield from self._two_layers("mm.1", "mm.2", width, n_embd)
+        elif self._shape.merges:
+            yield from self._two_layers("mm.0", "mm.2", merged, merged)
+        else:
+            yield from self._two_layers("mm.0", "mm.2", width, n_embd)
+        for layer in range(self._shape.n_deepstack if kind == "qwen3vl_merger" else 0):
             at = f"v.deepstack.{layer}"
-            yield f"{at}.norm.weight", np.ones(merged, _F32)
-            yield f"{at}.norm.bias", np.zeros(merged, _F32)
-            yield from mlp(f"{at}.fc1", f"{at}.fc2", merged, merged)
-    else:
-        yield from mlp("mm.0", "mm.2", width, n_embd)
+            yield from self._norm(f"{at}.norm", merged)
+            yield from self._two_layers(f"{at}.fc1", f"{at}.fc2", merged, merged)
+
+    def _two_layers(self, first: str, second: str, n_inputs: int, hidden: int) -> Iterator[_Tensor]:
+        yield from self._matrix(first, hidden, n_inputs)
+        yield from self._matrix(second, self._n_embd, hidden)
+
+    def _matrix(self, name: str, rows: int, columns: int, *, bias: bool = True) -> Iterator[_Tensor]:
+        yield f"{name}.weight", self._normal(rows, columns)
+        if bias:
+            yield f"{name}.bias", np.zeros(rows, _F32)
+
+    def _norm(self, name: str, width: int | None = None) -> Iterator[_Tensor]:
+        yield f"{name}.weight", np.ones(width or self._width, _F32)
+        yield f"{name}.bias", np.zeros(width or self._width, _F32)
+
+    def _positions(self, n: int) -> _Tensor:
+        return f"{self._prefix}.position_embd.weight", 0.1 * self._random.standard_normal((n, self._width), _F32)
+
+    def _normal(self, rows: int, *inputs: int) -> npt.NDArray[Any]:
+        """Returns random weights whose sums of products with inputs of variance 1 have variance 1."""
+        values = self._random.standard_normal((rows, *inputs), _F32)
+        return np.asarray(values / np.sqrt(np.prod(inputs)), _F16)

@@ -25,8 +25,9 @@ LIMITS = Limits(n_slots=6, n_batch=256, n_ubatch=64, prefill_budget=32)
 @pytest.mark.parametrize(
     ("n_prompt", "max_tokens", "stays"),
     [
-        (50, 15, 50),  # the last token needs no cell
-        (51, 15, 50),
+        (51, 15, 51),  # a prompt that fits stays whole, even if the output then ends early
+        (64, 1000, 64),
+        (65, 15, 50),  # the last token needs no cell
         (500, 15, 50),
         (500, 32, 33),
         (500, 1000, 33),  # at most half of the slot is left free for the output

@@ -237,11 +237,13 @@ def test_a_response_goes_on_from_one_that_is_kept(client):
 def test_the_input_items_of_a_response_are_listed(client):
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "5", "id": "mine"}
-    first = client.post("/v1/responses", json={"input": [{"role": "user", "content": "one"}, call, result]}).json()
+    said = {"role": "user", "content": "one", "id": None}
+    first = client.post("/v1/responses", json={"input": [said, call, result]}).json()
     second = client.post("/v1/responses", json={"input": "two", "previous_response_id": first["id"]}).json()
     path = f"/v1/responses/{first['id']}/input_items"
     listed = client.get(path, params={"order": "asc"}).json()
     [said, called, given] = listed["data"]
+    assert said["id"].startswith("in_resp_")
     assert (said["type"], said["content"]) == ("message", [{"type": "input_text", "text": "one"}])
     assert called == call | {"id": called["id"]}
     assert given == result
