@@ -1,8 +1,9 @@
-"""Measures a server that may load only one of its two models at a time, beside the stock llama-server's router.
+"""Measures a server that may load only one of its two models at a time, beside the stock llama-server's router. With
+--fit, measures three models that are all loaded, beside one model that gets all requests.
 
-    python -m benchmarks.model_pool [--requests 200] [--callers 16] [--rounds 3] [--json FILE]
+    python -m benchmarks.model_pool [--fit] [--requests 200] [--callers 16] [--rounds 3] [--json FILE]
 
-The models are two names of one file, the 0.5B shape of llamabatch synth.
+The models are names of one file, the 0.5B shape of llamabatch synth.
 Each caller sends a request of 64 + 32 tokens to a random model, waits for the answer, and sends the next. The program
 prints the seconds of all requests together, the number of loads, and the median, 95th percentile and longest time of a
 request from its call to its end.
@@ -22,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,20 @@ from benchmarks import places
 from benchmarks.facts import command_line, facts
 from llamabatch.planning.machine import Machine
 
-NAMES = ("one", "other")
+NAMES = ("one", "other", "third")
 PROMPT, GENERATED, SLOTS, N_CTX = 64, 32, 16, 256
 _START_S, _REQUEST_S = 60.0, 600.0
 OURS, FIFO, ROUTER = "llamabatch serve", "llamabatch serve --models-fifo", "llama-server's router"
+ALONE = "llamabatch serve, one model"
 
 
-def commands(folder: Path, port: int, threads: int, router: Path | None) -> dict[str, list[str]]:
+def commands(folder: Path, port: int, threads: int, router: Path | None, *, fit: bool) -> dict[str, list[str]]:
     """Returns the command lines of the servers by name."""
-    common = ["--models-dir", str(folder), "--models-max", "1", "--port", str(port)]
+    common = ["--models-dir", str(folder), "--models-max", str(len(NAMES)) if fit else "1", "--port", str(port)]
     ours = [sys.executable, "-m", "llamabatch", "serve", *common, "--n-slots", str(SLOTS), "--n-ctx", str(N_CTX)]
     ours += ["--n-threads", str(threads), "--n-threads-batch", str(threads)]
     theirs = ["-np", str(SLOTS), "-c", str(SLOTS * N_CTX), "-t", str(threads), "--no-webui"]
-    found = {OURS: ours, FIFO: [*ours, "--models-fifo"]}
+    found = {OURS: ours, ALONE: ours} if fit else {OURS: ours, FIFO: [*ours, "--models-fifo"]}
     return found if router is None else found | {ROUTER: [str(router), *common, *theirs]}
 
 
@@ -70,12 +72,14 @@ def running(command: list[str], port: int, log: Path) -> Iterator[None]:
         process.wait(60)
 
 
-def measure(port: int, requests: int, callers: int, seed: int) -> list[float]:
-    """Sends the requests and returns the seconds of each."""
+def measure(
+    port: int, requests: int, callers: int, seed: int, names: Sequence[str], *, warm: bool
+) -> tuple[list[float], float]:
+    """Sends the requests. Returns the seconds of each and of all together. With `warm`, loads all models first."""
     rng = random.Random(seed)
     jobs = [
         {
-            "model": rng.choice(NAMES),
+            "model": rng.choice(names),
             "prompt": [rng.randrange(1000, 100_000) for _ in range(PROMPT)],
             "n_predict": GENERATED,
             "ignore_eos": True,
@@ -96,8 +100,13 @@ def measure(port: int, requests: int, callers: int, seed: int) -> list[float]:
             raise click.ClickException(f"{answer['tokens_predicted']} tokens came, not {GENERATED}")
         return time.monotonic() - began
 
+    if warm:
+        for name in names:
+            ask({**jobs[0], "model": name})
+    began = time.monotonic()
     with ThreadPoolExecutor(callers) as pool:
-        return list(pool.map(ask, jobs))
+        seconds = list(pool.map(ask, jobs))
+    return seconds, time.monotonic() - began
 
 
 def loads(log: Path) -> int:
@@ -106,28 +115,30 @@ def loads(log: Path) -> int:
 
 
 @click.command()
+@click.option("--fit", is_flag=True, help="Three models that are all loaded.")
 @click.option("--requests", default=200, show_default=True, type=click.IntRange(min=1))
 @click.option("--callers", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--port", default=8791, show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
-def main(requests: int, callers: int, rounds: int, port: int, json_file: Path | None) -> None:
-    """Measure requests for two models that take turns."""
+def main(fit: bool, requests: int, callers: int, rounds: int, port: int, json_file: Path | None) -> None:
+    """Measure requests for two models that take turns, or for three that are loaded."""
+    names = NAMES if fit else NAMES[:2]
     model = places.synth_model(click.echo)
     stock = places.stock_programs(click.echo)
     threads = Machine.here().cores
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="llamabatch-pool-") as place:
-        for name in NAMES:
+        for name in names:
             (Path(place) / f"{name}.gguf").symlink_to(model)
-        servers = commands(Path(place), port, threads, None if stock is None else stock / "llama-server")
+        servers = commands(Path(place), port, threads, None if stock is None else stock / "llama-server", fit=fit)
         for number in range(rounds):
             for name, command in servers.items() if number % 2 == 0 else reversed(servers.items()):
                 log = places.log_folder() / "model-pool.log"
                 with running(command, port, log):
-                    began = time.monotonic()
-                    seconds = sorted(measure(port, requests, callers, number))
-                    all_s = time.monotonic() - began
+                    asked = names[:1] if name == ALONE else names
+                    seconds, all_s = measure(port, requests, callers, number, asked, warm=fit)
+                    seconds.sort()
                 figures = {
                     "all_s": round(all_s, 1),
                     "loads": loads(log),

@@ -45,7 +45,7 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of Lla
 @click.option("--system-instruction", "--system_instruction", help="The system message.")
 @click.option("--think-end-token", help="The text that ends the thinking; the answer is behind it: '</think>'.")
 @click.option("--enable-thinking/--no-enable-thinking", default=None, help="The variable of chat templates.")
-@click.option("--use-cache", "--use_cache", type=File(), help="Keep answers in this file, and take those it has.")
+@click.option("--use-cache", "--use_cache", type=File(), help="Reuse the answers in this file, and add new answers.")
 @click.option("--output", "--output-path", "--output_path", type=File(), help="Write results into this folder.")
 @click.option("--log-samples", "--log_samples", is_flag=True, help="With --output: each question with its answer, too.")
 @click.option("--predict-only", "--predict_only", is_flag=True, help="With --output: write answers, count no metric.")

@@ -114,6 +114,7 @@ SHORT: dict[str, tuple[str, ...]] = {
 }
 ALL = "--help-all"
 _MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # other programs' option -> ours
+_INSTEAD = {"chat": "give the message on stdin, or to: llamabatch generate --chat -m MODEL MESSAGE"}  # of an argument
 _MOST_NEAR = 3
 _NEAR = 0.75  # least similarity of a suggested option; with click's 0.6, --json-schema would suggest --no-use-mmap
 _UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
@@ -150,6 +151,8 @@ class GroupedCommand(click.Command):
             given, rest, _ = self.make_parser(ctx).parse_args(list(args))
             if len(rest) == 1 and "model" not in given:
                 args, ctx.allow_extra_args = ["--model", rest[0], *args], True
+            elif rest and self.name in _INSTEAD:
+                raise click.UsageError(f"Got unexpected extra argument ({rest[-1]}); {_INSTEAD[self.name]}", ctx)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from llamabatch.config import EngineOptions
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -107,7 +109,10 @@ class Generate:
         if self._schema is not None:
             if self._params.structured_outputs is not None:
                 raise ConfigError("schema and structured_outputs of params are both given; leave one of them out")
-            self._params = replace(self._params, structured_outputs={"json": self._schema.text})
+            self._params = replace(self._params, structured_outputs={"json": self._schema.form.text})
+        form = self._params.structure if self._schema is None else self._schema.form
+        if form is not None and form.not_held:
+            logger.warning("the outputs need not follow these parts of the schema: %s", ", ".join(form.not_held))
         media: dict[Kind, tuple[str, ...]] = {IMAGE: _names("image", image), SOUND: _names("audio", audio)}
         self._prompts = Prompts(prompt, system, id, self._params.seed or 0, media)
         self._columns = OutputColumns(output, self._schema)

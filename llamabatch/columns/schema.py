@@ -9,7 +9,7 @@ from typing import Any
 
 from llamabatch.errors import ConfigError
 from llamabatch.jobs.output.records import resolved
-from llamabatch.request.structured_outputs import structure
+from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.utils.checks import show
 
 STRING, INTEGER, NUMBER, BOOLEAN, JSON = "string", "integer", "number", "boolean", "json"
@@ -54,11 +54,11 @@ class Schema:
     """A JSON schema of objects.
 
     Attributes:
-        text: the schema as JSON.
+        form: the form of the answers.
         fields: the properties, in order.
     """
 
-    text: str
+    form: Structure
     fields: tuple[Field, ...]
 
     @classmethod
@@ -79,7 +79,7 @@ class Schema:
                 "schema has no properties, which would be the columns; for another form give "
                 "params={'structured_outputs': …}, whose text is one column"
             )
-        return cls(found.text, tuple(Field(name, _kind(each, root, 0)) for name, each in properties.items()))
+        return cls(found, tuple(Field(name, _kind(each, root, 0)) for name, each in properties.items()))
 
     def values(self, text: str) -> dict[str, Any]:
         """Returns the fields of an answer; a missing field is None. Raises ValueError: `text` breaks the schema."""

@@ -86,13 +86,13 @@ def check_storage(task: ShardTask) -> None:
             return
     except (OSError, ConfigError) as error:
         raise SetupError(
-            f"{_here()} does not share the folder {folder} with the driver, whose lock {task.lock.name} it does not "
-            f"see there ({getattr(error, 'strerror', None) or error}); give an output on storage that all nodes share"
+            f"{_here()} does not share the folder {folder} with the driver: the driver's lock {task.lock.name} is not "
+            f"there ({getattr(error, 'strerror', None) or error}); give an output on storage that all nodes share"
         ) from error
     raise SetupError(
-        f"{_here()} does not see the driver's lock on {task.lock}: the locks of this file system hold for one node "
-        "only, and two tasks could write one output; mount it with locks for all nodes (NFS 4 without local_lock, "
-        "CephFS, Lustre with flock)"
+        f"{_here()} does not see the driver's lock on {task.lock}: this file system locks a file for one node only, so "
+        "two tasks could write one output; mount it with locks for all nodes (NFS 4 without local_lock, CephFS, Lustre "
+        "with flock)"
     )
 
 

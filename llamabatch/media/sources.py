@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -93,14 +94,17 @@ NOWHERE = MediaSources()
 
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
-    """Returns the bytes of file:///a/path, or of file://path relative to `folder`, as llama-server does."""
+    """Returns the bytes of file:///a/path. The path may also be relative to `folder`, as in llama-server: file://path,
+    or an absolute path that is not below `folder`."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
-        path = os.path.realpath(os.path.join(root, name))
+        path, below = (os.path.realpath(os.path.join(root, each)) for each in (name, name.lstrip("/")))
+        if not _is_below(root, path) and _is_below(root, below) and os.path.exists(below):
+            path = below
     except ValueError as error:  # the name has a NUL character
         raise PromptError(f"the file {show(name)} of {what} cannot be read: {error}") from error
-    if os.path.commonpath((root, path)) != root:
+    if not _is_below(root, path):
         raise PromptError(f"the file {show(name)} of {what} is not below allowed_local_media_path")
     try:
         if not os.path.isfile(path):
@@ -110,6 +114,10 @@ def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> byt
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PromptError(f"the file {show(name)} of {what} cannot be read: {reason}") from error
+
+
+def _is_below(root: str, path: str) -> bool:
+    return PurePath(path).is_relative_to(root)
 
 
 def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str, end: float) -> bytes:

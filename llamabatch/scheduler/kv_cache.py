@@ -91,6 +91,8 @@ class KVCacheManager:
         self._n_continued, self._n_kept = _FIRST_CONTINUED
         self.on_loss: Callable[[int, CachedPrefix, int], None] | None = None
         self._unsettled: set[int] = set()  # slots that get other cells in this step
+        # slot -> the slot that had its cells before this step. The runner saves states before it moves cells.
+        self._origins: dict[int, int] = {}
         self._copies: list[PrefixCopy] = []
         self._cuts: dict[int, int] = {}  # slot -> tokens that stay
 
@@ -167,6 +169,7 @@ class KVCacheManager:
                 target = min(others, key=lambda other: (self.value(other), other < high, other))
                 self.evict(target)
                 self.copy(slot, target, cached.count)
+                self._origins[target] = self._origins.pop(slot, slot)
                 self.cached[target] = self.cached.pop(slot)
                 self._cuts[slot] = 0
         self.evict(slot)
@@ -255,8 +258,9 @@ class KVCacheManager:
             self._lose(slot, cached, 0)
 
     def _lose(self, slot: int, cached: CachedPrefix, kept: int) -> None:
-        if self.on_loss is not None and self.is_settled(slot):
-            self.on_loss(slot, cached, kept)
+        origin = self._origins.pop(slot, slot)
+        if self.on_loss is not None and (origin != slot or self.is_settled(slot)):
+            self.on_loss(origin, cached, kept)
 
     def evict_keys(self, unwanted: Callable[[ShareKey], bool]) -> None:
         """Drops all cells cached under an unwanted key."""
@@ -275,12 +279,13 @@ class KVCacheManager:
     def copy(self, source: int, target: int, count: int) -> None:
         """Copies the first `count` tokens of slot `source` to slot `target` in this step."""
         self._copies.append(PrefixCopy(source, target, count))
-        self._unsettled.add(target)
+        self.fill(target)
         self._cuts.pop(target, None)  # the copy replaces all cells of the target
 
     def fill(self, slot: int) -> None:
-        """Notes that the cells of a slot come from a stored prefix in this step."""
+        """Notes that a slot gets other cells in this step."""
         self._unsettled.add(slot)
+        self._origins.pop(slot, None)
 
     def is_settled(self, slot: int) -> bool:
         """True if the slot gets no other cells in this step."""
@@ -300,6 +305,7 @@ class KVCacheManager:
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()
         self._unsettled.clear()
+        self._origins.clear()
         return copies, cuts
 
     def check_integrity(self) -> None:

@@ -24,6 +24,8 @@ PASS_IN_TOKENS = 18
 # The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
 # times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
+_COPY_TOKENS = 10  # the same for a recurrent state of 20 MB, in tokens (0.8B shape)
+_LEAST_GAIN = 8  # tokens that a copy saves at least
 
 
 class PrefixCache:
@@ -95,15 +97,12 @@ class PrefixCache:
         elif self._limits.can_share:
             cached, source = self.kv_cache.find(sequence), self._best_source(sequence, running)
             known = max((found[1] for found in (cached, source) if found is not None), default=0)
-            stored = self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
+            stored = self._find_stored(sequence, known)
             if self._stops_early and not sequence.scores:
                 self._choose_places(sequence, running, known if stored is None else stored[1])
-        if stored is not None:  # a later step fills the slot, once no copy from or to the slot is left
-            if stored[0].is_on_disk and self.store.disk is not None:
-                self._fetched.add(stored[0])
-                self.store.disk.fetch(stored[0])
+        if stored is not None:
             sequence.admit(self.kv_cache.lease(placement))
-            self._restoring[sequence.request.request_id] = stored
+            self._await_restore(sequence, stored)
             return
         if cached is not None and (source is None or cached[1] >= source[1]):
             sequence.least_cut = self.kv_cache.cached[cached[0]].least_cut
@@ -134,7 +133,9 @@ class PrefixCache:
             if prefix is None or (prefix.state is None and not prefix.is_dropped):
                 continue
             del self._restoring[sequence.request.request_id]
-            if not prefix.is_dropped and sequence.slot is not None:
+            if prefix.is_dropped and (other := self._find_stored(sequence, 0)) is not None:
+                self._await_restore(sequence, other)
+            elif not prefix.is_dropped and sequence.slot is not None:
                 restores.append(Restore(sequence.slot, prefix, count))
                 self.kv_cache.fill(sequence.slot)
                 self.kv_cache.count_use(count, prefix.n_prompt)
@@ -144,10 +145,22 @@ class PrefixCache:
                 self.num_read_tokens += count if prefix.is_on_disk else 0
         return tuple(restores)
 
+    def _find_stored(self, sequence: Sequence, known: int) -> tuple[StoredPrefix, int] | None:
+        return self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
+
+    def _await_restore(self, sequence: Sequence, stored: tuple[StoredPrefix, int]) -> None:
+        """Lets a later step fill the sequence's slot. By then, the state is in memory, and the slot takes part in no
+        copy."""
+        if stored[0].is_on_disk and self.store.disk is not None:
+            self._fetched.add(stored[0])
+            self.store.disk.fetch(stored[0])
+        self._restoring[sequence.request.request_id] = stored
+
     @property
     def reads(self) -> bool:
         """True while sequences wait for states that are read from the disk."""
-        return any(prefix.state is None and not prefix.is_dropped for prefix, _ in self._restoring.values())
+        awaited = (prefix for prefix, _ in self._restoring.values())
+        return any(each.is_on_disk and each.state is None and not each.is_dropped for each in awaited)
 
     def settle(self) -> None:
         """Ends the step: stores the saved checkpoints. Frees states read from disk that no sequence waits for."""
@@ -230,8 +243,7 @@ class PrefixCache:
     def keep_preempted(self, sequence: Sequence) -> None:
         """Makes a checkpoint of a sequence that is about to lose its slot, so that it can continue where it stopped."""
         if self._limits.can_share and not sequence.num_discarded:
-            gain = self._least_gain(sequence.num_computed, chance=1) if self.cuts_anywhere else MIN_SHARED
-            self._save(sequence, gain)
+            self._save(sequence, self._least_gain(sequence.num_computed, chance=1))
 
     def pop_saves(self) -> tuple[Save, ...]:
         """Returns the checkpoints that this step makes."""
@@ -255,23 +267,26 @@ class PrefixCache:
     def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
         """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window only
         the prompt is saved: the next turn of a chat may leave out the thinking, and a saved state cannot be cut."""
+        gain = self._least_gain(cached.count, self.kv_cache.continued)
         if self.cuts_anywhere:
-            gain = self._least_gain(cached.count, self.kv_cache.continued)
             if cached.count - kept >= gain:
                 self._save_tokens(slot, cached.token_ids[: cached.count], cached.key, cached.n_prompt, gain)
             return
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
-        if kept or count < MIN_CHECKPOINT or (count < cached.count and self.kv_cache.is_copied(slot)):
+        if kept or (count < cached.count and self.kv_cache.is_copied(slot)):
             return  # is_copied: another slot copies all of these cells, and the save would cut them before the copy
-        self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, MIN_GAIN)
+        self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, gain)
 
     def _least_gain(self, count: int, chance: float) -> int:
         """Returns how many tokens a copy of `count` cells must save. The time to compute these tokens, multiplied by
         the chance that their text continues, must be longer than the time of the copy."""
-        compute_s, copy_s = self._token_s(), self.store.token_s
-        share = _COPY_SHARE if compute_s is None or copy_s is None else copy_s / compute_s
-        return max(MIN_SHARED, math.ceil(count * share / chance))
+        compute_s, copy_s = self._token_s(), self.store.copy_s(count)
+        if compute_s is not None and copy_s is not None:
+            tokens = copy_s / compute_s
+        else:
+            tokens = count * _COPY_SHARE if self.cuts_anywhere else _COPY_TOKENS
+        return max(_LEAST_GAIN, math.ceil(tokens / chance))
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
         """Chooses the token counts at which checkpoints of a sequence are made: the end of its prompt, or of the last

@@ -21,8 +21,8 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
 
-# A checkpoint of a recurrent state has at least MIN_CHECKPOINT tokens, and at least MIN_GAIN more than another
-# checkpoint with the same beginning: copying its 20 MB takes about as long as computing 10 tokens (0.8B shape).
+# A prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or more, and at least MIN_GAIN after
+# another checkpoint: a stop is one more pass over the weights, beside the copy of 20 MB (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
 _TOKEN_BYTES = 4  # per token id in StoredPrefix.token_ids
@@ -45,8 +45,9 @@ class StoredPrefix:
         used: number of the last use of the prefix; later uses have higher numbers.
         n_prompt: how many of the tokens belong to the prompt that the prefix began with.
         save_s: seconds that copying the state took; 0: not measured.
-        is_dropped: True once the prefix was unloaded, discarded, or dropped with its key. It then fills no slot any
-            more. An evicted prefix is not dropped: it still fills a slot that already waits for it.
+        is_dropped: True once the prefix was unloaded, discarded, or dropped with its key, or could not be saved. It
+            then fills no slot any more. An evicted prefix is not dropped: it still fills a slot that already waits for
+            it.
         is_refused: llama.cpp did not accept the state.
         media_runs: the pictures among the tokens that take fewer positions than cells.
         is_on_disk: the state is in a file of the DiskTier; `state` has a copy only between `fetch` and `release`.
@@ -124,16 +125,18 @@ class PrefixStore:
         self.disk = disk
         self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._token_times: deque[float] = deque(maxlen=_LATEST)  # copies of states to memory: seconds for each token
+        self._save_times: deque[float] = deque(maxlen=_LATEST)  # copies of states to memory: seconds, see copy_s
 
     @property
     def keeps_checkpoints(self) -> bool:
         return self._most_bytes > 0
 
-    @property
-    def token_s(self) -> float | None:
-        """The seconds that copying one token takes; None: not known yet."""
-        return statistics.median(self._token_times) if self._token_times else None
+    def copy_s(self, count: int) -> float | None:
+        """Returns the seconds that copying a state of `count` tokens takes; None: not known yet. States that cannot be
+        cut are recurrent, or of a window: their size hardly depends on their tokens."""
+        if not self._save_times:
+            return None
+        return statistics.median(self._save_times) * (1 if self._is_exact else count)
 
     def load(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
         """Stores a prefix until it is unloaded. Replaces an earlier prefix of the same path."""
@@ -163,7 +166,8 @@ class PrefixStore:
         """
         best = None
         token_ids = array("i", sequence.token_ids)
-        for prefix in self._alike(token_ids, share_key(sequence.request)):
+        key = share_key(sequence.request)
+        for prefix in itertools.chain(self._alike(token_ids, key), self._pending_of(key)):
             if most is not None and len(prefix.token_ids) > most:
                 continue
             shared = sequence.whole(min(common_length(token_ids, prefix.token_ids), sequence.most_shared))
@@ -196,9 +200,8 @@ class PrefixStore:
         count = len(token_ids)
         if not self.keeps_checkpoints or count < max(gain, MIN_SHARED):
             return None
-        pending = (prefix for prefix in self._pending if prefix.key == key)
         ids = array("i", token_ids)
-        for other in itertools.chain(self._alike(ids, key), pending):
+        for other in itertools.chain(self._alike(ids, key), self._pending_of(key)):
             reach = common_length(ids, other.token_ids)
             if (reach == len(other.token_ids) or not self._is_exact) and reach > count - max(gain, 1):
                 self._uses += 1
@@ -225,7 +228,9 @@ class PrefixStore:
     def settle(self) -> None:
         """Ends the step: stores the checkpoints that were saved."""
         for prefix in self._pending:
-            if prefix.state is not None and not prefix.is_dropped:
+            if prefix.state is None:
+                prefix.is_dropped = True
+            elif not prefix.is_dropped:
                 self._take_in(prefix)
         self._pending.clear()
         self._pending_bytes = 0
@@ -248,7 +253,7 @@ class PrefixStore:
         self.n_saved += 1
         prefix.used = self._uses
         if prefix.save_s:
-            self._token_times.append(prefix.save_s / len(prefix.token_ids))
+            self._save_times.append(prefix.save_s / (1 if self._is_exact else len(prefix.token_ids)))
         alike = self._checkpoints.setdefault(_head(prefix.token_ids, prefix.key), [])
         if not self._is_exact:  # the new checkpoint replaces shorter ones with the same tokens
             for other in [each for each in alike if each.token_ids == prefix.token_ids[: len(each.token_ids)]]:
@@ -291,6 +296,9 @@ class PrefixStore:
             yield from self._checkpoints.get(_head(token_ids, key), ())
         if self.disk is not None:
             yield from self.disk.alike(token_ids, key)
+
+    def _pending_of(self, key: ShareKey) -> Iterator[StoredPrefix]:
+        return (prefix for prefix in self._pending if prefix.key == key)
 
     def _all(self) -> Iterator[StoredPrefix]:
         return (prefix for alike in self._checkpoints.values() for prefix in alike)

@@ -3,6 +3,7 @@ removes it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -16,7 +17,8 @@ class Defect:
         old: the text to replace. It occurs once in the file.
         new: the text that replaces it.
         tests: files and folders of tests that should catch the defect.
-        cpu: a feature that the CPU needs to run this code, by Linux's name; "" if any x86 CPU with AVX2 runs it.
+        cpu: the features that the CPU needs to run this code, by Linux's names; those with "-" in front it must lack.
+            "": any x86 CPU with AVX2 runs it.
     """
 
     what: str
@@ -25,3 +27,7 @@ class Defect:
     new: str
     tests: tuple[str, ...]
     cpu: str = ""
+
+    def runs_on(self, flags: Collection[str]) -> bool:
+        """True if a CPU with these features runs the code."""
+        return all((name.lstrip("-") in flags) is not name.startswith("-") for name in self.cpu.split())

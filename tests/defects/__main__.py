@@ -57,7 +57,7 @@ def main(rooms: tuple[str, ...]) -> None:
             raise click.UsageError(f"there is no room {room!r} (known: {', '.join(ROOMS)})")
     flags, memory = cpu_flags(), Memory(inputs.ROOT / "build" / "test-defects.json")
     asked = [(room, defect) for room in rooms or ROOMS for defect in ROOMS[room]]
-    able = [(room, defect) for room, defect in asked if not defect.cpu or defect.cpu in flags]
+    able = [(room, defect) for room, defect in asked if defect.runs_on(flags)]
     keys = {defect: _key(defect) for _, defect in able}
     due = [defect for _, defect in able if memory.get(keys[defect]) is None]
     copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()

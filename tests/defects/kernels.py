@@ -88,6 +88,7 @@ DEFECTS = (
         old="fit = MOST > 63 ? 1 : MOST > 31 ? 2 : MOST > 15 ? 4 : 8;",
         new="fit = MOST > 63 ? 1 : MOST > 15 ? 4 : 8;",
         tests=("tests/model/test_kernels.py",),
+        cpu="-avx512_vnni -avx_vnni",
     ),
     Defect(
         what="F16 and BF16: for exactly three rows most of a product stays what was in memory before.",
@@ -95,6 +96,7 @@ DEFECTS = (
         old="const int most = rows <= 2 ? 4 : STRIPS;",
         new="const int most = rows < 4 ? 4 : STRIPS;",
         tests=("tests/model/test_kernels.py", "tests/model/test_equal_bits.py", "tests/model/test_ragged.py"),
+        cpu="-avx512f",
     ),
     # batches and words
     Defect(

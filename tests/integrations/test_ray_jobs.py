@@ -255,7 +255,7 @@ def test_a_node_that_does_not_share_the_storage_is_named(tmp_path, monkeypatch):
     with pytest.raises(SetupError, match=r"node 10\.0\.0\.9 and the driver see different files .*inputs\[0\]"):
         run_shard(task, None)
     lock.release(remove=False)  # another node sees the lock as free, if the file system's locks hold for one node only
-    with pytest.raises(SetupError, match="the locks of this file system hold for one node only"):
+    with pytest.raises(SetupError, match="this file system locks a file for one node only"):
         check_storage(task)
 
 

@@ -54,7 +54,9 @@ def test_texts_are_those_without_a_cache_and_turns_compute_their_own_tokens(gree
 )
 def test_sixty_four_chats_on_four_slots_compute_their_own_tokens(options, assert_equal_by_the_rule, monkeypatch):
     """Chats take random turns, and some requests are cancelled. Texts equal those of an engine without a cache."""
-    monkeypatch.setattr(PrefixStore, "token_s", None)  # else measured times decide whether a copy pays
+    monkeypatch.setattr(
+        PrefixStore, "copy_s", lambda self, count: None
+    )  # else measured times decide whether a copy pays
     rng, params = random.Random(7), SamplingParams(temperature=0, max_tokens=4)
     chats = [[10 + i, *(rng.randrange(10, 1500) for _ in range(47))] for i in range(64)]
     asked, outputs = [], []
@@ -84,7 +86,7 @@ def test_sixty_four_chats_on_four_slots_compute_their_own_tokens(options, assert
 
 @pytest.mark.parametrize("n_alike", [1, 2], ids=["alone", "with one that copies from it"])
 def test_a_state_that_llama_cpp_refuses_is_computed_again(n_alike, monkeypatch, assert_equal_by_the_rule):
-    monkeypatch.setattr(PrefixStore, "token_s", None)  # as in the test above
+    monkeypatch.setattr(PrefixStore, "copy_s", lambda self, count: None)  # as in the test above
     written = Context.raw_state
     monkeypatch.setattr(Context, "raw_state", lambda context, slot: written(context, slot)[:-8])
     story, params = "Ada keeps three cats. Ben keeps one dog. " * 4, SamplingParams(temperature=0, max_tokens=4)

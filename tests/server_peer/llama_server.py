@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 
 WITH_VALUE = ("--hf-repo", "--hf-file", "--model-url", "--mmproj-url")
 ALONE = ("--offline",)
+MMPROJ = "/mmproj"
 
 
 def translated(arguments: Sequence[str], models: Mapping[str, str], presets: str) -> list[str]:
     """Replaces arguments of a hub by `--model`, or by `--models-preset` for a router. Returns the new arguments.
 
     Args:
-        models: "repository" or "repository/file" -> a local file. "" has the file for tests that name no model.
+        models: "repository" or "repository/file" -> a local file. "" has the file for tests that name no model. A name
+            that ends with MMPROJ has the file of the model's media encoder.
         presets: a file with the models of a router, for routers that have no presets of their own.
 
     Raises:
@@ -36,7 +38,8 @@ def translated(arguments: Sequence[str], models: Mapping[str, str], presets: str
     if not asked:
         return kept if "--models-preset" in kept else ["--models-preset", presets, *kept]
     name = "/".join(asked[option] for option in ("--hf-repo", "--hf-file") if option in asked)
-    return ["--model", models[name], *kept]
+    encoder = models.get(name + MMPROJ) if "--no-mmproj" not in kept else None
+    return ["--model", models[name], *(["--mmproj", encoder] if encoder else []), *kept]
 
 
 def main() -> None:

@@ -6,18 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
+import numpy as np
+from PIL import Image
 
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from llamabatch.utils import paths
 from tests.model.adapter_files import write_lora
 from tests.model.encoder_files import ENCODERS, N_EMBD, N_FF, N_HEAD, N_LAYER, tensors
 from tests.model.encoder_files import vocabulary as vocabulary_of
+from tests.server_peer.llama_server import MMPROJ
 
 DOWNLOADS = ("moe_shakespeare15M.gguf", "stories15M-q4_0.gguf")
 """Files that tests download into a folder tmp/ unless they lie there: an adapter, and a draft model."""
 
+PICTURES = ("11_truck.png", "91_cat.png")
+"""Files that tests fetch from a hub."""
+
 _COMMIT = "0" * 40
 _N_CTX = 512
 _N_MERGES = 253
+_TINY_EMBD = 192
 _SPLIT = "tinyllamas/split/stories15M-q8_0-00001-of-00003.gguf"
 
 
@@ -33,6 +41,8 @@ def write_models(folder: Path, vocabularies: Path) -> dict[str, str]:
         "": tiny,
         "ggml-org/test-model-stories260K": tiny,
         "ggml-org/test-model-stories260K-infill": str(write_tiny(folder / "infill.gguf", infill=True)),
+        "ggml-org/tinygemma3-GGUF:Q8_0": tiny,
+        f"ggml-org/tinygemma3-GGUF:Q8_0{MMPROJ}": str(write_encoder_of_pictures(folder / "mmproj.gguf")),
         "ggml-org/stories15M_MOE/stories15M_MOE-F16.gguf": tiny,
         f"ggml-org/models/{_SPLIT}": str(write_tiny(folder / "split.gguf", n_parts=3)),
         "ggml-org/models/bert-bge-small/ggml-model-f16.gguf": str(
@@ -71,6 +81,13 @@ def write_downloads(folder: Path) -> None:
     adapter, draft = DOWNLOADS
     write_lora(folder / adapter)
     write_tiny(folder / draft)
+
+
+def write_pictures(folder: Path) -> None:
+    """Writes random pictures named PICTURES into `folder`."""
+    for number, name in enumerate(PICTURES):
+        pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
 
 
 def write_tiny(path: Path, *, infill: bool = False, n_parts: int = 1) -> Path:
@@ -129,6 +146,12 @@ def write_encoder(name: str, path: Path, vocabulary: Path) -> Path:
     for tensor, values in tensors(kind, n_words - len(vocabulary_of(kind.family)), _N_CTX):
         writer.add_tensor(tensor, values)
     _write(writer)
+    return path
+
+
+def write_encoder_of_pictures(path: Path) -> Path:
+    """Writes a media encoder with random weights, of the family of Gemma 3, for the model of write_tiny."""
+    write_projector(path, ProjectorShape("gemma3", n_merge=2), _TINY_EMBD, seed=1)
     return path
 
 

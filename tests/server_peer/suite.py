@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llamabatch.native_build import source
 from llamabatch.native_build.tools import SetupFailure, cache_dir, make_folder, run_logged
-from tests.server_peer.models import write_downloads, write_hub, write_models, write_presets
+from tests.server_peer.models import write_downloads, write_hub, write_models, write_pictures, write_presets
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,7 +26,10 @@ TIMEOUT_S = 120
 _LLAMA_CPP = "vendor/llama.cpp"
 _TESTS = f"{_LLAMA_CPP}/tools/server/tests"
 _COMMIT = ".git/modules/vendor/llama.cpp/HEAD"
-_TAKEN = (f"{_TESTS}/", f"{_LLAMA_CPP}/models/templates/", f"{_LLAMA_CPP}/models/ggml-vocab-bert-bge.gguf", _COMMIT)
+_TAKEN = (
+    *(f"{_TESTS}/", f"{_LLAMA_CPP}/tools/mtmd/test-1.jpeg", f"{_LLAMA_CPP}/models/templates/"),
+    *(f"{_LLAMA_CPP}/models/ggml-vocab-bert-bge.gguf", _COMMIT),
+)
 _PACKAGES = ("filelock", "openai", "pytest", "requests", "wget")  # those of requirements.txt that the tests import
 
 ASIDE = {
@@ -38,8 +41,6 @@ ASIDE = {
     "test_stream.py": "streams that are read again",
     "test_tools_builtin.py": "router: tools for files and shells, without a model",
     "test_security.py::test_cors_proxy_only_forwards_explicit_proxy_headers": "MCP: the proxy of its page",
-    "test_security.py::test_local_media_file": "media",
-    "test_vision_api.py": "media",
 }
 """Modules and tests that are not run, with the reason."""
 
@@ -92,6 +93,7 @@ def prepare(place: Path, say: Callable[[str], None]) -> Suite:
     folder_of_models = make_folder(place / "models")
     models = write_models(folder_of_models, tree / _LLAMA_CPP / "models")
     write_downloads(folder / "tmp")
+    write_pictures(folder)
     return Suite(
         folder,
         _python(folder / "requirements.txt", say),

@@ -205,6 +205,8 @@ def test_the_model_may_be_the_argument_of_a_command_that_has_no_other(tmp_path, 
         assert f"{name} [OPTIONS] [MODEL]" in CliRunner().invoke(cli, [name, "--help"]).output
     twice = CliRunner().invoke(cli, ["plan", "-m", "tiny", "argument.gguf"])
     assert "Got unexpected extra argument (argument.gguf)" in twice.output
+    message = CliRunner().invoke(cli, ["chat", "-m", "tiny", "hello"])
+    assert "(hello); give the message on stdin, or to: llamabatch generate --chat" in message.output
     assert "(a b)" in CliRunner().invoke(cli, ["plan", "a", "b"]).output
 
 

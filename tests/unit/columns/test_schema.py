@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from llamabatch.columns.generate import Generate
 from llamabatch.columns.schema import BOOLEAN, INTEGER, JSON, NUMBER, STRING, Kind, Schema
 
 pydantic = pytest.importorskip("pydantic")
@@ -103,3 +104,9 @@ def test_values_of_an_answer():
 def test_an_answer_that_does_not_fit(text, message):
     with pytest.raises(ValueError, match=message):
         Schema.of(Review).values(text)
+
+
+def test_parts_that_the_outputs_need_not_follow_are_told(caplog):
+    schema = {"type": "object", "properties": {"where": {"type": "string", "format": "path"}}}
+    Generate("tiny", prompt="{{ text }}", schema=schema).close()
+    assert caplog.messages == ["the outputs need not follow these parts of the schema: format 'path'"]

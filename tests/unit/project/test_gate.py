@@ -195,6 +195,12 @@ def test_each_defect_is_of_one_place_of_the_code():
             assert text.count(defect.old) == 1, f"write the defect anew: {defect.what}"
 
 
+def test_the_cpus_that_run_a_defect():
+    defect = Defect("", "", "", "", (), cpu="avx2 -avx512f")
+    assert [defect.runs_on(flags) for flags in ({"avx2"}, {"avx2", "avx512f"}, set())] == [True, False, False]
+    assert Defect("", "", "", "", ()).runs_on(set())
+
+
 def test_a_defect_is_planted_and_taken_out(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "files", lambda: ("llamabatch/errors.py",))
     copy = Copy(tmp_path / "copy", None)

@@ -320,7 +320,7 @@ def test_cells_are_copied_where_computing_them_takes_longer(copy_s, is_kept):
     store, times = scheduler.prefix_cache.store, scheduler._prefill_pacer.times
     times._plain.append(0.001)
     times.observe(0.001 + 0.01 * 100, 1, 100)
-    store._token_times.append(copy_s)
+    store._save_times.append(copy_s)
     ask(scheduler, runner, "one", HEAD)
     ask(scheduler, runner, "other", (50, 51, 52))
     assert runner.saved == ([len(HEAD)] if is_kept else [])
@@ -345,10 +345,45 @@ def test_cells_of_a_preempted_one_are_copied_where_computing_them_takes_longer(c
     scheduler.add(sequence("low", HEAD, 40, ignore_eos=True, priority=1))
     steps(scheduler, runner, 10)
     scheduler.prefix_cache._token_s = lambda: 0.01
-    scheduler.prefix_cache.store._token_times.append(copy_s)
+    scheduler.prefix_cache.store._save_times.append(copy_s)
     scheduler.add(sequence("high", (50, 51), 2, priority=-1))
     step(scheduler, runner)
     assert (scheduler.num_preemptions, bool(runner.saved)) == (1, is_kept)
+
+
+@pytest.mark.parametrize("limits", [LIMITS, ORDINARY], ids=["exact", "cut"])
+def test_turns_of_more_chats_than_slots_compute_new_tokens_only(limits):
+    """Cells move and are lost in one step, and a chat goes on in the step that takes its slot."""
+    scheduler, runner = engine(replace(limits, n_slots=4, state_bytes=10**6))
+    rng = random.Random(5)
+    texts = [tuple(rng.randrange(1, 60) for _ in range(200)) for _ in range(12)]
+    for turn in range(4):
+        waiting, before = rng.sample(range(12), 12), computed(runner)
+        running: list[int] = []
+        while waiting or running:
+            while waiting and len(running) < 4:
+                running.append(waiting.pop())
+                scheduler.add(sequence(f"{running[-1]}", texts[running[-1]], 8, ignore_eos=True))
+            for output in step(scheduler, runner):
+                if output.finished is not None:
+                    chat = int(output.request_id)
+                    running.remove(chat)
+                    texts[chat] += (*output.finished.token_ids, *(rng.randrange(1, 60) for _ in range(60)))
+        assert computed(runner) - before == 12 * (60 if turn else 199) + 12 * 8, turn
+
+
+def test_a_request_whose_checkpoint_could_not_be_saved_gets_another():
+    scheduler, runner = engine(replace(LIMITS, n_slots=1))
+    ask(scheduler, runner, "one", HEAD, 30, ignore_eos=True)
+    store = scheduler.prefix_cache.store
+    [saved] = store._all()
+    text = (*HEAD, *expected_output(HEAD, 29), 60)
+    pending = store.checkpoint(text[:-1], PLAIN, 1)
+    found = sequence("two", text, 1)
+    scheduler.add(found)
+    steps(scheduler, runner)
+    assert store.find(found, 0) == (saved, len(saved.token_ids))
+    assert pending.is_dropped
 
 
 def test_checkpoints_take_no_more_than_their_bytes():
