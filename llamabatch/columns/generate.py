@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llamabatch.chat.options import ChatOptions
@@ -25,11 +24,12 @@ from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import show
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.paths import AUTO
 from llamabatch.utils.progress import ProgressBar, ShowProgress
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from llamabatch.config import EngineOptions
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Generate:
+class Generate(Closing):
     """A function that adds columns to a batch of columns. A model writes the new columns.
 
     ::
@@ -146,12 +146,6 @@ class Generate:
     def close(self) -> None:
         """Closes the engine (not an LLM passed in) and refuses later calls. May be called twice."""
         self._engine.close(keep=isinstance(self._model, LLM))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._model, LLM):

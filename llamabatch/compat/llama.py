@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -34,6 +33,7 @@ from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.absent import absent
 from llamabatch.utils.checks import integer, items, show
+from llamabatch.utils.closing import Closing
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ ABSENT = {
 }
 
 
-class Llama:
+class Llama(Closing):
     """A GGUF model with llama_cpp.Llama's names and defaults. Calls from many threads run as one batch.
 
     Arguments have the same meaning as in llama_cpp.Llama; docs/from_llama_cpp_python.md lists the differences by name.
@@ -640,12 +640,6 @@ class Llama:
         llm = self.__dict__.get("llm")  # None if the constructor raised
         if llm is not None:
             llm.close()
-
-    def __enter__(self) -> Llama:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __getstate__(self) -> Json:
         return self._arguments

@@ -41,6 +41,7 @@ from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.slot_state import waiting_state
 from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.paths import absolute, one_line
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ _PATIENCE_S = 0.002  # seconds of a wait while nothing can be computed: grammars
 _CLOSE_S = 5.0  # seconds in which an engine that closes writes prefixes to the disk
 
 
-class Engine:
+class Engine(Closing):
     """The engine of one model. Add requests, then call step and read its outputs until has_work is False.
 
     ::
@@ -452,12 +453,6 @@ class Engine:
             while self._disk is not None and self.keep_idle() and time.perf_counter() < until:
                 if self._disk.is_busy:
                     self._disk.wait(_PATIENCE_S)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

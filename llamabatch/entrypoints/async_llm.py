@@ -421,7 +421,7 @@ class AsyncLLM:
         client = await self._client()
         for _ in range(TRIES):
             [output] = await self.generate(prompt, ONE_TOKEN)
-            token_ids = tokens_to_save(output)
+            token_ids = tokens_to_save(output.prompt_token_ids)
             if await self._on_thread(partial(client.call, "save_prefix", token_ids, absolute)):
                 return len(token_ids)
         raise EngineError(CROWDED)

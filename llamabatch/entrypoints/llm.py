@@ -7,7 +7,6 @@ import os
 import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from llamabatch.chat.messages import Conversation
@@ -34,6 +33,7 @@ from llamabatch.request.vocab import Vocab
 from llamabatch.utils.absent import absent
 from llamabatch.utils.aliases import also_named, model_named, takes_keywords, takes_names
 from llamabatch.utils.checks import boolean
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.late_import import late_import
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.other_names import OF_LLM
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LLM:
+class LLM(Closing):
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:
@@ -593,7 +593,7 @@ class LLM:
         target = absolute(path)
         for _ in range(TRIES):
             [output] = self.generate(prompt, ONE_TOKEN)
-            token_ids = tokens_to_save(output)
+            token_ids = tokens_to_save(output.prompt_token_ids)
             if self._client.call("save_prefix", token_ids, target):
                 return len(token_ids)
         raise EngineError(CROWDED)
@@ -702,12 +702,6 @@ class LLM:
         """Ends all requests and frees the model. May be called twice. An LLM without references closes by itself."""
         self._closed = True
         self._client.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llamabatch.errors import InputError
-from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.checks import counted
@@ -13,9 +14,8 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt; 
 CROWDED = "other requests took the cells of the prefix before it was saved; try again while fewer requests run"
 
 
-def tokens_to_save(output: RequestOutput) -> list[int]:
-    """Returns the tokens of a prompt that was just computed. Raises InputError if they are too few to save."""
-    if len(output.prompt_token_ids) < MIN_SHARED:
-        count = len(output.prompt_token_ids)
-        raise InputError(f"the prefix has {counted(count, 'token')}; at least {MIN_SHARED} are worth saving")
-    return list(output.prompt_token_ids)
+def tokens_to_save(token_ids: Sequence[int]) -> list[int]:
+    """Returns the tokens of a text that was just computed. Raises InputError if they are too few to save."""
+    if len(token_ids) < MIN_SHARED:
+        raise InputError(f"the prefix has {counted(len(token_ids), 'token')}; at least {MIN_SHARED} are worth saving")
+    return list(token_ids)

@@ -60,6 +60,7 @@ from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions, ch
 from llamabatch.server.pool.routes import routes as pool_routes
 from llamabatch.server.serving.checks import MAX_QUEUE
 from llamabatch.server.serving.serving import Connect, Serving
+from llamabatch.server.serving.slot_files import SlotFiles
 from llamabatch.server.vertex import with_vertex_routes
 from llamabatch.server.vllm import adapters as lora_files
 from llamabatch.server.vllm import rerank, status, tokenize
@@ -168,6 +169,8 @@ def _routes(options: ServerOptions) -> list[BaseRoute]:
 
 def _set_state(app: Starlette, serving: Serving) -> None:
     """Sets the state that the handlers of one model's routes read."""
+    folder = serving.options.slot_save_path
+    serving.slot_files = None if folder is None else SlotFiles(serving, folder)
     service = BatchService(serving, reader_of)
     serving.parts.append(service)
     app.state.serving = serving

@@ -62,7 +62,10 @@ _SECONDS = (  # (name, least, most)
     ("drain_s", 0, 86_400),
     ("sse_ping_s", 0, 86_400),
 )
-_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir", "data_dir", "log_file")
+_PATHS = (
+    *("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir", "slot_save_path", "data_dir"),
+    "log_file",
+)
 _TEXTS = ("host", "root_path", *_PATHS)
 
 
@@ -164,6 +167,9 @@ class ServerOptions:
         None, "names and scales of adapters for requests that name none; the engine has loaded them"
     )
     lora_dir: str | None = _option(None, "folder from which requests may load adapters (not given: none)")
+    slot_save_path: str | None = _option(
+        None, "folder for /slots/N?action=save and restore (not given: no actions on slots)"
+    )
     slots: bool = _option(True, "answer /slots, which shows lengths and progress, never a prompt")
     props: bool = _option(False, "let POST /props change the defaults of requests")
     page: bool = _option(True, "serve the page at /")

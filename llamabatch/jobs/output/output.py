@@ -25,6 +25,7 @@ from llamabatch.jobs.output.survey import sums_of_lines
 from llamabatch.jobs.rows import BadRow, Row, ShardIndex
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.utils.checks import boolean, choice, number, show
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.paths import shown
 from llamabatch.utils.system import most_name_bytes
 
@@ -71,7 +72,7 @@ class OutputOptions:
         choice(ConfigError, "compression", self.compression, COMPRESSIONS)
 
 
-class RecordWriter:
+class RecordWriter(Closing):
     """The part of an output that makes the records of rows."""
 
     options: OutputOptions
@@ -370,12 +371,6 @@ class Output(RecordWriter):
             if self._journal is not None:
                 self._journal.close()
             self._job.close()
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _for_tables(options: OutputOptions) -> OutputOptions:

@@ -84,12 +84,6 @@ class StreamOutput(RecordWriter):
             if not self._torn:
                 self._write(line)
 
-    def __enter__(self) -> StreamOutput:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
 
 def open_output(
     name: str,

@@ -1,8 +1,9 @@
-"""/slots: the state of each slot, once or as a stream, without prompts and outputs."""
+"""/slots: the state of each slot, once or as a stream, without prompts and outputs; and files of their texts."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -14,6 +15,7 @@ from llamabatch.scheduler.slot_state import SlotState
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.monitor.live import EVERY_S, Json, live_of, sse, tier
+from llamabatch.server.request.json_body import read_json
 from llamabatch.server.request.reading import check_model
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.event_stream import EVENT_STREAM_HEAD
@@ -124,14 +126,25 @@ async def _leaves(receive: Any) -> None:
 
 
 async def slot_action(request: HttpRequest) -> Any:
-    """Refuses an action on a slot, because only the scheduler decides about the cells of a slot."""
-    action = request.query_params.get("action", "")
-    raise ApiError(
-        501,
-        f"there is no action {show(action)} on one slot: the scheduler moves requests between slots, and looks for "
-        "cached prefixes in all of them; --cache-disk keeps prefixes in a folder, and /reset_prefix_cache gives up all "
-        "cached cells",
-    )
+    """Saves the text of a slot to a file, restores it, or erases it, as llama-server with --slot-save-path."""
+    serving, action = serving_of(request), request.query_params.get("action", "")
+    serving.check_ready()
+    if action not in ("save", "restore", "erase"):
+        raise ApiError(400, f"action is {show(action)}; give save, restore or erase", param="action")
+    if serving.slot_files is None:
+        raise ApiError(501, "this server has no slot_save_path; --cache-disk keeps prefixes in files by itself")
+    number, n_slots = request.path_params["id_slot"], serving.admission.n_slots
+    if number >= n_slots:
+        raise ApiError(400, f"id_slot is {number}; give 0 to {n_slots - 1}", param="id_slot")
+    if action == "erase":
+        return json_response({"id_slot": number, "n_erased": await serving.slot_files.erase(number)})
+    name = read_json(await request.body(), request.headers).get("filename")
+    began = time.perf_counter()
+    act = serving.slot_files.save if action == "save" else serving.slot_files.restore
+    n_tokens, n_bytes = await act(number, name)
+    count, size = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
+    timings = {f"{action}_ms": 1000 * (time.perf_counter() - began)}
+    return json_response({"id_slot": number, "filename": name, count: n_tokens, size: n_bytes, "timings": timings})
 
 
 routes = [

@@ -69,6 +69,7 @@ class Rules:
         thinks: the model marks its thinking in a known way.
         media: kinds of media that the model reads.
         addresses: a body may give media by their address, within MediaSources.
+        slot_files: the server has files of slots.
     """
 
     strict: bool = False
@@ -84,6 +85,7 @@ class Rules:
     thinks: bool = True
     media: frozenset[Kind] = frozenset()
     addresses: bool = False
+    slot_files: bool = False
 
     def reads(self, name: str) -> bool:
         """True if the chat template reads a variable, or if its variables are unknown."""

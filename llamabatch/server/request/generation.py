@@ -60,6 +60,7 @@ class Generation(ABC):
         timings_per_token, return_progress, verbose: as in llama-server.
         no_output: max_tokens is 0. One token is generated all the same, and the answer omits it.
         form: name of the field that asks for structured output, such as response_format; None: no field does.
+        id_slot: the number by which an action on slots finds this text; None: none.
         ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
         ignored: names of unknown fields, and of known fields and parts without effect here.
     """
@@ -81,6 +82,7 @@ class Generation(ABC):
     verbose: bool = False
     no_output: bool = False
     form: str | None = None
+    id_slot: int | None = None
     ping_s: float | None = None
     ignored: tuple[str, ...] = ()
 
@@ -163,6 +165,9 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "verbose": body.boolean("verbose", rules.verbose),
         "no_output": no_output,
     }
+    found["id_slot"] = body.integer("id_slot", -1, 2**31 - 1)
+    if not rules.slot_files and found["id_slot"] not in (None, -1):
+        body.ignore("id_slot", found["id_slot"], "slots are leased, and a known prefix is found in whichever has it")
     found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
     found["ping_s"] = None if ping is None else float(max(0, ping))

@@ -135,6 +135,7 @@ GENERATION: Fields = {
     "return_tokens_as_token_ids": Field(BOOLEAN, "names tokens of logprobs as token_id:17"),
     "timings_per_token": Field(BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
     "return_progress": Field(BOOLEAN, "stream events with the progress of the prompt"),
+    "id_slot": Field(_whole(-1, 2**31 - 1), "the number by which /slots/N?action=save finds this text; -1: none"),
     "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
     # Services keep these fields for their own use. They mean nothing to a model.
     **{

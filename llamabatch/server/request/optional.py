@@ -38,7 +38,6 @@ _ONLY_CHATS = ("mm_processor_kwargs", "media_io_kwargs")
 
 GENERATION: Fields = {
     **_settings(*(name for name in SETTINGS if name not in _ONLY_CHATS)),
-    "id_slot": _allows("slots are leased, and a known prefix is found in whichever has it", -1),
     "n_indent": _allows("the output may have any indentation", 0),
     "response_fields": _allows("the answer is whole; /completion has it", []),
 }

@@ -77,6 +77,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
         media=media_kinds(serving.model),
         addresses=bool(serving.model.media_sources),
+        slot_files=options.slot_save_path is not None,
     )
 
 

@@ -69,6 +69,7 @@ async def respond(
             cuts=body.cuts,
             stream=in_pieces,
             media=body.has_media,
+            noted=_noted(serving, body),
         )
     except PromptError as error:  # raised by the chat template
         raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
@@ -88,6 +89,13 @@ async def respond(
     if is_large or weight(found) > LIGHT:
         return await large_response(serving, whole, found, n_reasoning, ignored=tuple(ignored))
     return json_response(whole(found, n_reasoning), tuple(ignored))
+
+
+def _noted(serving: Serving, body: Generation) -> Callable[[RequestOutput], None] | None:
+    """Returns the function that keeps a text for the files of slots, which have texts of the plain model only."""
+    if serving.slot_files is None or body.params.cache_salt is not None or body.adapters or body.lora:
+        return None
+    return serving.slot_files.noted(body.id_slot)
 
 
 def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list[str]:

@@ -168,6 +168,7 @@ class RequestStream:
         n_outputs: outputs received so far.
         n_logprobs: logprobs in the whole outputs received so far.
         spend: called with numbers of tokens, for the limits of the API key; None: tokens are not counted.
+        noted: called with each whole output, on the loop; None: nobody keeps them.
         on_end: called once, on the loop, when the reader has the last output or has left.
     """
 
@@ -176,6 +177,7 @@ class RequestStream:
         self.n_outputs = 0
         self.n_logprobs = 0
         self.spend: Callable[[int], None] | None = None
+        self.noted: Callable[[RequestOutput], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self._dispatcher = dispatcher
         self._abort = abort
@@ -218,6 +220,8 @@ class RequestStream:
             self._count(output, self.spend)
         if output.finished is not None:
             self.n_logprobs += _n_logprobs(output.finished)
+            if self.noted is not None:
+                self.noted(output.finished)
         self._pending.append(output)
         if len(self._pending) >= self._compact_at:
             self._pending = joined(self._pending)

@@ -54,6 +54,9 @@ from llamabatch.utils.version import __version__
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
+    from llamabatch.request.outputs import RequestOutput
+    from llamabatch.server.serving.slot_files import SlotFiles
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -120,6 +123,7 @@ class Serving:
         load_error: the exception of the load; None: no exception so far.
         created: time.time() of the start, whole seconds.
         parts: work that starts and stops with the model.
+        slot_files: the files of slots; None: the server has no slot_save_path.
     """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
@@ -144,6 +148,7 @@ class Serving:
         self._open: set[object] = set()  # running calls, added before their prompts are read
         self._answers: set[RequestStream] = set()  # streams whose responses are not completely sent
         self._lock = threading.Lock()
+        self.slot_files: SlotFiles | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._aborting: ThreadPoolExecutor | None = None
 
@@ -367,6 +372,7 @@ class Serving:
         cuts: bool = False,
         stream: bool = False,
         media: bool = False,
+        noted: Callable[[RequestOutput], None] | None = None,
     ) -> RequestStream:
         """Makes requests and submits them, both on a worker thread.
 
@@ -377,6 +383,7 @@ class Serving:
             n_prompts, n: number of prompts, and of continuations of each. Too many are refused before any work.
             cuts: True if prompts that are too long are cut.
             stream: True: the stream has the tokens of each step. False: it has only whole outputs.
+            noted: called with each whole output.
             media: True if a prompt has media. Half of the threads may decode media; the others stay free for text.
 
         Raises:
@@ -389,6 +396,7 @@ class Serving:
         assert task is not None
         use = key_use.get()
         call.spend = None if use is None else use.spend
+        call.noted = noted
         self._open.add(call)
         self._answers.add(call)
         task.add_done_callback(lambda _: self._answers.discard(call))  # the response is sent

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import IO, Any
 
 from llamabatch import errors
@@ -22,6 +21,7 @@ from llamabatch.errors import EngineError
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.tools.tune.stages import Job, Setting, config_of
 from llamabatch.utils import system
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.subprogram import command
 
 PROGRAM = "llamabatch.tools.tune.child"
@@ -32,7 +32,7 @@ _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    fo
 Figures = dict[str, float]
 
 
-class Children:
+class Children(Closing):
     """A pool of measuring processes, one for each `Setting.load`. A context manager that ends all processes.
 
     Args:
@@ -78,12 +78,6 @@ class Children:
         for child in self._running.values():
             child.end()
         self._running.clear()
-
-    def __enter__(self) -> Children:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class _ChildDiedError(EngineError):

@@ -5,7 +5,6 @@ import json
 import time
 from types import SimpleNamespace
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -65,13 +64,6 @@ def test_no_free_slot_is_a_503_where_that_is_asked(client, monkeypatch):
     answer = client.get("/slots?fail_on_no_slot=1")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, 503)
     assert client.get("/slots").status_code == 200
-
-
-@pytest.mark.parametrize("action", ["save", "restore", "erase", ""])
-def test_actions_on_one_slot_are_refused_by_name(client, action):
-    answer = client.post(f"/slots/0?action={action}", json={"filename": "x.bin"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
-    assert repr(action) in answer.json()["error"]["message"]
 
 
 def test_slots_may_be_turned_off():

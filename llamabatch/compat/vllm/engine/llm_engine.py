@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 from llamabatch.compat.vllm.engine.arg_utils import EngineArgs
@@ -18,6 +17,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.utils.absent import absent
 from llamabatch.utils.checks import show
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.lifetime import ForkGuard
 
 _OPTIONS = "give the options to LLMEngine.from_engine_args(EngineArgs(model, ...))"
@@ -68,7 +68,7 @@ class _Running:
         return replace(whole, outputs=list(ends.values()))
 
 
-class LLMEngine:
+class LLMEngine(Closing):
     """vLLM's synchronous engine: requests may be added between steps, and each step returns new outputs.
 
     The engine computes in a thread of its own, also between the calls of step().
@@ -194,12 +194,6 @@ class LLMEngine:
         """Ends all requests and frees the model."""
         self._running.clear()
         self.llm.close()
-
-    def __enter__(self) -> LLMEngine:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __getattr__(self, name: str) -> Any:
         raise absent(self, name, ABSENT)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,6 +46,7 @@ from llamabatch.utils.absent import absent
 from llamabatch.utils.aliases import also_named
 from llamabatch.utils.caller import caller_level
 from llamabatch.utils.checks import counted, integer, show
+from llamabatch.utils.closing import Closing
 from llamabatch.utils.paths import HUB as HUB_PREFIX
 from llamabatch.utils.paths import model_name
 
@@ -86,7 +86,7 @@ ABSENT = {
 }
 
 
-class LLM:
+class LLM(Closing):
     """A GGUF model with the names, defaults and meanings of vLLM's LLM; docs/vllm_names.md lists each name.
 
     Args:
@@ -521,12 +521,6 @@ class LLM:
         llm = self.__dict__.get("llm")  # None if the constructor raised
         if llm is not None:
             llm.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __getattr__(self, name: str) -> Any:
         raise absent(self, name, ABSENT)
