@@ -53,7 +53,12 @@ async def respond(
     """
     adapters = adapter_ids(serving)
     make = prepare or partial(body.submission, loaded=adapters)
-    ignored = [*body.ignored]
+    ignored, noted = [*body.ignored], None
+    if serving.slot_files is not None and body.id_slot is not None and body.id_slot >= 0:
+        noted = serving.slot_files.noted(body.id_slot)
+        if body.params.cache_salt is not None or body.adapters or body.lora:
+            noted = None  # a file serves every request for the plain model
+        ignored += ["id_slot"] if noted is None else []
 
     def prepared(processor: InputProcessor) -> Submission:
         submission = make(processor)
@@ -69,7 +74,7 @@ async def respond(
             cuts=body.cuts,
             stream=in_pieces,
             media=body.has_media,
-            noted=_noted(serving, body),
+            noted=noted,
         )
     except PromptError as error:  # raised by the chat template
         raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
@@ -89,13 +94,6 @@ async def respond(
     if is_large or weight(found) > LIGHT:
         return await large_response(serving, whole, found, n_reasoning, ignored=tuple(ignored))
     return json_response(whole(found, n_reasoning), tuple(ignored))
-
-
-def _noted(serving: Serving, body: Generation) -> Callable[[RequestOutput], None] | None:
-    """Returns the function that keeps a text for the files of slots, which have texts of the plain model only."""
-    if serving.slot_files is None or body.params.cache_salt is not None or body.adapters or body.lora:
-        return None
-    return serving.slot_files.noted(body.id_slot)
 
 
 def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list[str]:

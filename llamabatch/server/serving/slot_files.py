@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.errors import EngineError, InputError
+from llamabatch.errors import ConfigError, InputError
 from llamabatch.request.outputs import RequestOutput
-from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.errors import ApiError, retry_after
 from llamabatch.server.serving.serving import Serving
 from llamabatch.utils.checks import show
 
 LEAST_FREE = 2**30  # bytes of the file system that stay free
+MOST_NAME_BYTES = 200
 
 
 class SlotFiles:
@@ -33,12 +35,17 @@ class SlotFiles:
         self._folder = Path(folder)
         self._texts: dict[int, tuple[int, ...]] = {}  # number -> the tokens of its last request
         self._restored: dict[int, Path] = {}  # number -> the file that was loaded for it
+        self._lock = threading.Lock()  # for loading and freeing, so that no file is freed that was just loaded again
+        try:
+            self._make_room()
+        except InputError as error:
+            raise ConfigError(str(error)) from error
 
-    def noted(self, number: int | None) -> Callable[[RequestOutput], None] | None:
-        """Returns a function that keeps the tokens of a finished request with this id_slot; None: nothing is kept."""
-        if number is None or not 0 <= number < self._serving.admission.n_slots:
-            return None
-        return partial(self._note, number)
+    def noted(self, number: int) -> Callable[[RequestOutput], None] | None:
+        """Forgets the text of a number, since a request with this id_slot begins. Returns a function that keeps the
+        tokens of this request when it is finished; None: there is no slot of this number."""
+        self._texts.pop(number, None)
+        return partial(self._note, number) if 0 <= number < self._serving.admission.n_slots else None
 
     def _note(self, number: int, output: RequestOutput) -> None:
         if output.error is None:
@@ -49,61 +56,84 @@ class SlotFiles:
         """Writes the last text of a number to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: no request has named the number, its text has a picture or a sound, or the name is no file name
-                (400); the disk is full (507). InputError: the text is too short, or the file cannot be written.
-            EngineError: other requests needed the cells.
+            ApiError: there is no text, it has a picture or a sound, or the name is no file name (400); other requests
+                needed the cells (503). InputError: the text is too short, or the file cannot be written.
         """
         path = self._path(name)
         token_ids = self._texts.get(number)
         if token_ids is None:
-            raise ApiError(400, f"no request has named id_slot {number} yet", param="id_slot")
+            message = f"no finished request has named id_slot {number}, without an adapter and without cache_salt"
+            raise ApiError(400, message, param="id_slot")
         if min(token_ids) < 0:
             raise ApiError(400, "the text has a picture or a sound; only texts can be saved", param="id_slot")
         serving, saved = self._serving, tokens_to_save(token_ids)
-        await serving.on_thread(self._make_room)
 
         def prepared(processor: InputProcessor) -> Submission:
             return processor.prompts(saved, ONE_TOKEN, None, "raise")
 
         for _ in range(TRIES):
-            if await serving.on_thread(partial(serving.client.call, "save_prefix", saved, str(path))):
-                return len(saved), path.stat().st_size
+            n_bytes = await serving.on_thread(partial(self._save, saved, path))
+            if n_bytes is not None:
+                return len(saved), n_bytes
             await (await serving.submit(prepared)).outputs()
-        raise EngineError(CROWDED)
+        raise ApiError(503, CROWDED, headers=retry_after(1))
+
+    def _save(self, token_ids: list[int], path: Path) -> int | None:
+        """Returns the bytes of the written file; None: no slot has exactly these tokens."""
+        self._make_room()
+        if not self._serving.client.call("save_prefix", token_ids, str(path)):
+            return None
+        with contextlib.suppress(OSError):  # another program has taken the file away
+            path.chmod(0o600)
+            return path.stat().st_size
+        return 0
 
     async def restore(self, number: int, name: object) -> tuple[int, int]:
         """Loads a file, and frees the file that was loaded for this number before. Returns the numbers of tokens and of
-        bytes. Raises ApiError (400) if the file is missing, damaged or of another model."""
-        path, client = self._path(name), self._serving.client
-        n_tokens: int = await self._serving.on_thread(partial(client.call, "load_prefix", str(path)))
-        if self._restored.get(number) != path:
-            await self._free(number)
-        self._restored[number] = path
-        return n_tokens, path.stat().st_size
+        bytes. Raises InputError if the file is missing, damaged or of another model."""
+        return await self._serving.on_thread(partial(self._restore, number, self._path(name)))
+
+    def _restore(self, number: int, path: Path) -> tuple[int, int]:
+        with self._lock:
+            n_tokens: int = self._serving.client.call("load_prefix", str(path))
+            before = self._restored.get(number)
+            self._restored[number] = path
+            self._free(before)
+        with contextlib.suppress(OSError):
+            return n_tokens, path.stat().st_size
+        return n_tokens, 0
 
     async def erase(self, number: int) -> int:
         """Frees the file that was loaded for a number, and forgets its text. Returns the number of tokens of the
         text."""
-        await self._free(number)
-        return len(self._texts.pop(number, ()))
+        n_tokens = len(self._texts.pop(number, ()))
+        await self._serving.on_thread(partial(self._erase, number))
+        return n_tokens
 
-    async def _free(self, number: int) -> None:
-        path = self._restored.pop(number, None)
-        if path is None or path in self._restored.values():
-            return
-        with contextlib.suppress(InputError):  # the model was unloaded meanwhile, and its prefixes with it
-            await self._serving.on_thread(partial(self._serving.client.call, "unload_prefix", str(path)))
+    def _erase(self, number: int) -> None:
+        with self._lock:
+            self._free(self._restored.pop(number, None))
+
+    def _free(self, path: Path | None) -> None:
+        """Frees a file that is loaded for no number any more."""
+        if path is not None and path not in self._restored.values():
+            with contextlib.suppress(InputError):  # the model was unloaded meanwhile, and its prefixes with it
+                self._serving.client.call("unload_prefix", str(path))
 
     def _path(self, name: object) -> Path:
-        if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
-            raise ApiError(400, f"filename is {show(name)}; give the name of a file", param="filename")
-        if any(sign in name for sign in '/\\:*?"<>|') or len(name.encode(errors="replace")) > 200:
-            message = f"filename is {show(name)}; give a name without a folder, up to 200 bytes"
-            raise ApiError(400, message, param="filename")
-        return self._folder / name
+        text = name if isinstance(name, str) and name.isprintable() else ""
+        is_short = 0 < len(text.encode(errors="replace")) <= MOST_NAME_BYTES
+        if is_short and not text.startswith(".") and not any(sign in text for sign in '/\\:*?"<>|'):
+            return self._folder / text
+        rule = f"a name without a folder and without a dot in front, up to {MOST_NAME_BYTES} bytes"
+        raise ApiError(400, f"filename is {show(name)}; give {rule}", param="filename")
 
     def _make_room(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._folder).free
+        """Makes the folder. Raises InputError if that fails, or if its file system is almost full."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            raise InputError(f"slot_save_path is {self._folder}, which cannot be used: {error.strerror}") from error
         if free < LEAST_FREE:
-            raise ApiError(507, f"the file system of slot_save_path has {free / 2**20:.0f} MiB free; 1,024 stay free")
+            raise InputError(f"the disk of slot_save_path has {free / 2**20:.0f} MiB free; 1,024 MiB must stay free")

@@ -1,9 +1,11 @@
 """POST /slots/N?action=save, restore and erase, over a fake engine."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from llamabatch.errors import ConfigError
 from tests.unit.server.serving_clients import fake_client, ready_client
 
 TEXT = "one two three " * 20
@@ -63,10 +65,10 @@ def test_a_file_is_freed_when_no_number_needs_it(client, tmp_path):
 @pytest.mark.parametrize(
     ("number", "action", "name", "status", "words"),
     [
-        (0, "save", "a.bin", 400, "no request has named id_slot 0 yet"),
+        (0, "save", "a.bin", 400, "no finished request has named id_slot 0"),
         (0, "restore", "a.bin", 400, "a.bin"),
         (0, "restore", "b/a.bin", 400, "without a folder"),
-        (0, "restore", ".a", 400, "filename is '.a'"),
+        (0, "restore", ".a", 400, "without a dot in front"),
         (0, "save", None, 400, "filename is None"),
         (9999, "save", "a.bin", 400, "id_slot is 9999; give 0 to"),
         (0, "copy", "a.bin", 400, "action is 'copy'; give save, restore or erase"),
@@ -90,3 +92,48 @@ def test_without_a_folder():
         answer = act(client, 0, "save")
         assert answer.status_code == 501
         assert "slot_save_path" in answer.json()["error"]["message"]
+
+
+def test_a_request_that_is_not_kept_replaces_the_text(client):
+    ask(client, 0)
+    for more in ({"cache_salt": "s"}, {"id_slot": 99}):
+        answer = client.post("/completion", json={"prompt": TEXT, "id_slot": 0, "n_predict": 4} | more)
+        assert answer.headers["X-Llamabatch-Ignored"] == "id_slot"
+    assert "no finished request has named id_slot 0, without" in act(client, 0, "save").json()["error"]["message"]
+
+
+def test_files_are_for_their_user_alone(client, tmp_path):
+    ask(client, 0)
+    act(client, 0, "save")
+    assert (tmp_path / "slots" / "a.bin").stat().st_mode & 0o777 == 0o600
+
+
+def test_cells_that_others_need_are_a_503(client, monkeypatch):
+    ask(client, 0)
+    monkeypatch.setattr(fake_client(client), "_save_prefix", lambda token_ids, path: False)
+    answer = act(client, 0, "save")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+
+
+def test_files_restored_and_erased_at_once_are_all_freed(client):
+    for name in ("a.bin", "b.bin", "c.bin"):
+        ask(client, 0)
+        act(client, 0, "save", name)
+    files = client.app.state.serving.slot_files
+    wanted = [(number, "restore", name) for number in (0, 1) for name in ("a.bin", "b.bin", "c.bin")]
+    with ThreadPoolExecutor(6) as callers:
+        for _ in range(10):
+            assert all(answer.status_code == 200 for answer in callers.map(lambda one: act(client, *one), wanted))
+            assert fake_client(client)._prefixes == {str(path) for path in files._restored.values()}
+    for number in (0, 1):
+        client.post(f"/slots/{number}?action=erase")
+    assert not fake_client(client)._prefixes
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ConfigError, match=r"slot_save_path is .*file, which cannot be used"),
+        ready_client(server={"slot_save_path": str(tmp_path / "file")}),
+    ):
+        pass
