@@ -24,7 +24,7 @@ PASS_IN_TOKENS = 18
 # The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
 # times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
-_COPY_TOKENS = 10  # the same for a recurrent state of 20 MB, in tokens (0.8B shape)
+_COPY_TOKENS = 10  # as many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
 _LEAST_GAIN = 8  # tokens that a copy saves at least
 
 

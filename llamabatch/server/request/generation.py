@@ -165,9 +165,10 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "verbose": body.boolean("verbose", rules.verbose),
         "no_output": no_output,
     }
-    found["id_slot"] = body.integer("id_slot", -1, 2**31 - 1)
-    if not rules.slot_files and found["id_slot"] not in (None, -1):
-        body.ignore("id_slot", found["id_slot"], "slots are leased, and a known prefix is found in whichever has it")
+    if rules.slot_files:
+        found["id_slot"] = body.integer("id_slot", -1, 2**31 - 1)
+    elif (number := body.take("id_slot")) not in (None, -1):
+        body.ignore("id_slot", number, "slots are leased, and a known prefix is found in whichever has it")
     found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
     found["ping_s"] = None if ping is None else float(max(0, ping))

@@ -87,8 +87,9 @@ def test_a_short_text_is_not_worth_a_file(client):
 
 def test_without_a_folder():
     with ready_client() as client:
-        answer = client.post("/completion", json={"prompt": "one", "id_slot": 0, "n_predict": 1})
-        assert "id_slot" in answer.headers["X-Llamabatch-Ignored"]
+        for number in (0, "0", 1.5, -7):
+            answer = client.post("/completion", json={"prompt": "one", "id_slot": number, "n_predict": 1})
+            assert (answer.status_code, answer.headers["X-Llamabatch-Ignored"]) == (200, "id_slot")
         answer = act(client, 0, "save")
         assert answer.status_code == 501
         assert "slot_save_path" in answer.json()["error"]["message"]
