@@ -1,12 +1,13 @@
 """Measures second turns of more chats than slots, with and without `cache_ram`, after the engine was killed, and of
 servers: ours and the stock llama-server.
 
-    python -m benchmarks.chats [--chats 64] [--tokens 2000] [--slots 8] [--turns 2] [--case NAME] [--json FILE]
+    python -m benchmarks.chats [--chats 64] [--tokens 2000] [--slots 8] [--turns 2] [--answer 16] [--case NAME]
+        [--json FILE]
 
-Each chat consists of random tokens; each turn adds 48 tokens of a question and 16 of an answer. There are as many
-callers as slots; they ask for the next turn of the chats in random order, each for one chat at a time. The model is the
-0.5B shape of llamabatch synth. The figures of the turns after the first are the computed prompt tokens over the new
-ones, and the time from the call to the first token. In the cases "killed", SIGKILL ends the engine's process before
+Each chat consists of random tokens; each turn adds 48 tokens of a question and the tokens of an answer. There are as
+many callers as slots; they ask for the next turn of the chats in random order, each for one chat at a time. The model
+is the 0.5B shape of llamabatch synth. The figures of the turns after the first are the computed prompt tokens over the
+new ones, and the time from the call to the first token. In the cases "killed", SIGKILL ends the engine's process before
 each later turn, some seconds after the turn before, with `cache_disk` and without.
 """
 
@@ -35,7 +36,7 @@ from benchmarks.peers.servers import free_port
 from llamabatch import LLM, SamplingParams
 from llamabatch.planning.machine import Machine
 
-QUESTION, ANSWER = 48, 16
+QUESTION = 48
 READING_S = 3.0
 _REQUEST_S = 3600.0
 OURS, STOCK = "llamabatch serve", "llama-server, stock"
@@ -62,12 +63,14 @@ class Chats:
     Args:
         tokens: the length of each chat's first turn.
         turns: how many turns each chat has.
+        answer: tokens of each answer.
     """
 
-    def __init__(self, chats: int, tokens: int, slots: int, turns: int) -> None:
+    def __init__(self, chats: int, tokens: int, slots: int, turns: int, answer: int) -> None:
         self._rng = random.Random(f"chats-{chats}-{tokens}")
         self._texts = [[self._rng.randrange(1000, 100_000) for _ in range(tokens)] for _ in range(chats)]
-        self.slots, self.turns, self.n_ctx = slots, turns, tokens + turns * (QUESTION + ANSWER)
+        self.slots, self.turns, self.answer = slots, turns, answer
+        self.n_ctx = tokens + turns * (QUESTION + answer)
 
     def run(self, ask: Callable[[list[int]], Answer], before_turn: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Returns the figures of the turns after the first. `before_turn` is called before each of them."""
@@ -94,7 +97,7 @@ class Chats:
 
 def measure(model: Path, chats: Chats, **options: Any) -> dict[str, Any]:
     """Returns the figures of an engine in this process with these options."""
-    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=chats.answer, ignore_eos=True)
     sizes: dict[str, Any] = {"n_slots": chats.slots, "n_ctx": chats.n_ctx, "instances": 1, "strategy": "batched"}
     with LLM(str(model), **sizes, **options) as llm:
 
@@ -129,15 +132,15 @@ def measure_server(name: str, model: Path, chats: Chats) -> dict[str, Any]:
 
     def ask(text: list[int]) -> Answer:
         # Not a stream: llama-server's streams leave out tokens that end within a character.
-        body = {"prompt": text, "n_predict": ANSWER, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+        body = {"prompt": text, "n_predict": chats.answer, "ignore_eos": True, "temperature": 0, "return_tokens": True}
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", json.dumps(body).encode(), headers)
         began = time.perf_counter()
         with urllib.request.urlopen(request, timeout=_REQUEST_S) as response:
             answer = json.load(response)
         first_s = time.perf_counter() - began - answer["timings"]["predicted_ms"] / 1000
-        if len(answer["tokens"]) != ANSWER:
-            raise click.ClickException(f"{len(answer['tokens'])} tokens came, not {ANSWER}")
+        if len(answer["tokens"]) != chats.answer:
+            raise click.ClickException(f"{len(answer['tokens'])} tokens came, not {chats.answer}")
         return Answer(answer["tokens"], first_s, answer["timings"]["prompt_n"])
 
     with running(command, port, places.log_folder() / "chats.log"):
@@ -158,17 +161,25 @@ def _kill(llm: LLM) -> None:
 @click.option("--tokens", type=click.IntRange(64), default=2000, show_default=True, help="Tokens of a first turn.")
 @click.option("--slots", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--turns", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--answer", type=click.IntRange(1), default=16, show_default=True, help="Tokens of an answer.")
 @click.option("--case", "cases", type=click.Choice(CASES), multiple=True, help="Only this case; may be repeated.")
 @click.option("--model", type=click.Path(path_type=Path), help="Another model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the report.")
 def main(
-    chats: int, tokens: int, slots: int, turns: int, cases: tuple[str, ...], model: Path | None, path: Path | None
+    chats: int,
+    tokens: int,
+    slots: int,
+    turns: int,
+    answer: int,
+    cases: tuple[str, ...],
+    model: Path | None,
+    path: Path | None,
 ) -> None:
     """Measure second turns of many chats on few slots."""
     file = model or places.synth_model(click.echo)
     report = facts(command_line("python -m benchmarks.chats"))
     for name in cases or CASES:
-        texts = Chats(chats, tokens, slots, turns)
+        texts = Chats(chats, tokens, slots, turns, answer)
         with tempfile.TemporaryDirectory() as folder:
             if name in _IN_PROCESS:
                 options = dict(_IN_PROCESS[name])
