@@ -38,6 +38,7 @@ class CachedPrefix:
         token_ids: the tokens of the sequence; the first `count` of them have cells.
         n_prompt: how many of the `count` tokens belong to the prompt.
         least_cut: the cells cannot be cut to fewer tokens; see Sequence.
+        n_computed: how many of the `count` tokens the sequence computed; the others it found.
         key: only requests with this key may use the cells.
         used: number of the last use of the cells; later uses have higher numbers.
     """
@@ -48,6 +49,7 @@ class CachedPrefix:
     used: int
     n_prompt: int = 0
     least_cut: int = 0
+    n_computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,9 @@ class KVCacheManager:
             self._n_continued, self._n_kept = (self._n_continued + 1) // 2, self._n_kept // 2
         key = share_key(sequence.request)
         n_prompt = min(sequence.num_prompt, sequence.num_computed)
-        self.cached[slot] = CachedPrefix(
-            sequence.token_ids, sequence.num_computed, key, self._uses, n_prompt, sequence.least_cut
-        )
+        count, least_cut = sequence.num_computed, sequence.least_cut
+        n_computed = count - sequence.num_cached
+        self.cached[slot] = CachedPrefix(sequence.token_ids, count, key, self._uses, n_prompt, least_cut, n_computed)
 
     def value(self, slot: int) -> float:
         """Returns the value of the cells cached in a free slot: their number divided by their age, 0 without cells."""

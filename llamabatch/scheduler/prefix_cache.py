@@ -26,6 +26,10 @@ PASS_IN_TOKENS = 18
 _COPY_SHARE = 1 / 150
 _COPY_TOKENS = 10  # as many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
 _LEAST_GAIN = 8  # tokens that a copy saves at least
+# A copy may take this share of the time that its sequence computed, whatever the chance that it is used. The limit is
+# the least chance: after some 200 texts of which none continued, no copy is made in this way.
+_LITTLE = 1 / 32
+_LEAST_CHANCE = 1 / 64
 
 
 class PrefixCache:
@@ -267,7 +271,7 @@ class PrefixCache:
     def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
         """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window only
         the prompt is saved: the next turn of a chat may leave out the thinking, and a saved state cannot be cut."""
-        gain = self._least_gain(cached.count, self.kv_cache.continued)
+        gain = self._least_gain(cached.count, self.kv_cache.continued, cached.n_computed)
         if self.cuts_anywhere:
             if cached.count - kept >= gain:
                 self._save_tokens(slot, cached.token_ids[: cached.count], cached.key, cached.n_prompt, gain)
@@ -278,14 +282,17 @@ class PrefixCache:
             return  # is_copied: another slot copies all of these cells, and the save would cut them before the copy
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, gain)
 
-    def _least_gain(self, count: int, chance: float) -> int:
+    def _least_gain(self, count: int, chance: float, computed: int = 0) -> int:
         """Returns how many tokens a copy of `count` cells must save. The time to compute these tokens, multiplied by
-        the chance that their text continues, must be longer than the time of the copy."""
+        the chance that their text continues, must be longer than the time of the copy. A copy that takes little time
+        beside `computed` tokens need save only a few."""
         compute_s, copy_s = self._token_s(), self.store.copy_s(count)
         if compute_s is not None and copy_s is not None:
             tokens = copy_s / compute_s
         else:
             tokens = count * _COPY_SHARE if self.cuts_anywhere else _COPY_TOKENS
+        if tokens <= _LITTLE * computed and chance >= _LEAST_CHANCE:
+            return _LEAST_GAIN
         return max(_LEAST_GAIN, math.ceil(tokens / chance))
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:

@@ -326,6 +326,21 @@ def test_cells_are_copied_where_computing_them_takes_longer(copy_s, is_kept):
     assert runner.saved == ([len(HEAD)] if is_kept else [])
 
 
+@pytest.mark.parametrize(("length", "n_kept", "is_kept"), [(250, 32, True), (100, 32, False), (250, 400, False)])
+def test_an_answer_is_kept_where_the_copy_takes_little_time_beside_the_prompt(length, n_kept, is_kept):
+    """A copy takes as long as five tokens, and the answer has 20: less than five times eight."""
+    scheduler, runner = engine(replace(LIMITS, n_slots=1, state_bytes=10**6))
+    cache = scheduler.prefix_cache
+    cache._token_s, cache.store.copy_s, cache.kv_cache._n_kept = lambda: 0.01, lambda count: 0.05, n_kept
+    cache.store.checkpoint = lambda token_ids, key, gain: kept.append((len(token_ids), gain))
+    kept = []
+    scheduler.add(sequence("one", tuple(range(1, length + 1)), 20, ignore_eos=True))
+    drain(scheduler, runner)
+    ask(scheduler, runner, "other", (50, 51, 52))
+    [(count, gain)] = kept
+    assert (count, gain <= 20) == (length + 19, is_kept)
+
+
 def test_a_preempted_one_goes_on_where_it_stopped():
     limits = replace(LIMITS, n_slots=1)
     scheduler, runner = engine(limits, preempt=True)
