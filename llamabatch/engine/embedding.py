@@ -19,6 +19,8 @@ from llamabatch.request.request import Request
 # passes of texts. A decode step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
 MOST_BESIDE = 64
 STEPS_BETWEEN = 29
+# The most seconds that an encoder of pictures computes in a step: alone, and while sequences generate.
+ENCODER_S, ENCODER_BESIDE_S = 0.2, 0.02
 LOOK_AHEAD = 256  # the most waiting texts that a step looks at, so that its cost does not grow with the queue
 
 
@@ -57,13 +59,19 @@ class Embeddings:
             generating: running sequences wait for their next token.
         """
         taken = self._queue.take(generating)
+        if taken and taken[0].media_runs and not self._is_encoded(taken[0], generating):
+            self._queue.put_back(taken[0])
+            return []
         if taken and self._hooks is not None:
             self._hooks.admitted([request.request_id for request in taken])
         return self._run(taken) if taken else []
 
     def _run(self, requests: list[Request]) -> list[SequenceOutput]:
         try:
-            vectors = self._embedder.run([r.prompt_token_ids for r in requests], requests[0].adapters)
+            if requests[0].media_runs:
+                vectors = [self._embedder.run_media(requests[0])]
+            else:
+                vectors = self._embedder.run([r.prompt_token_ids for r in requests], requests[0].adapters)
         except EngineClosedError:
             raise
         except Exception as error:
@@ -71,6 +79,16 @@ class Embeddings:
                 return [output for request in requests for output in self._run([request])]
             return [_finished(requests[0], FinishReason.ERROR, error=describe(error))]
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
+
+    def _is_encoded(self, request: Request, generating: bool) -> bool:
+        """Continues to encode the pictures of a request. Returns True once the request can run, or its error is
+        known."""
+        try:
+            return self._embedder.encodes(request, ENCODER_BESIDE_S if generating else ENCODER_S)
+        except EngineClosedError:
+            raise
+        except Exception:
+            return True  # the run has the same error
 
     def uses_adapter(self, name: str) -> bool:
         """Returns True if a waiting request uses this adapter."""
@@ -114,13 +132,19 @@ class EmbedQueue:
         self._waiting.remove(found)
         return found
 
+    def put_back(self, request: Request) -> None:
+        """Queues a taken request again, as the first one of the next step."""
+        self._waiting.appendleft(request)
+        self._ids.add(request.request_id)
+        self._since = STEPS_BETWEEN
+
     def uses(self, name: str) -> bool:
         """Returns True if a waiting request uses this adapter."""
         return any(name == used for request in self._waiting for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:
-        """Removes and returns the texts of the next pass: the oldest text that fits, and younger ones that fit and have
-        the same adapters.
+        """Removes and returns the prompts of the next pass: the oldest one that fits, and younger ones that fit and
+        have the same adapters. A prompt with a picture or a sound is alone, because it takes several passes.
 
         Args:
             generating: Running sequences wait for their next token. A step then has at most MOST_BESIDE tokens of
@@ -134,10 +158,10 @@ class EmbedQueue:
         while self._waiting and len(taken) < MAX_TEXTS and len(passed) < LOOK_AHEAD and room > 0:
             request = self._waiting.popleft()
             n = len(request.prompt_token_ids)
-            alike = not taken or request.adapters == taken[0].adapters
+            alike = not taken or (request.adapters == taken[0].adapters and not request.media_runs)
             if alike and (n <= room or (is_full_pass and not taken)):
                 taken.append(request)
-                room -= n
+                room = 0 if request.media_runs else room - n
             else:
                 passed.append(request)
         self._waiting.extendleft(reversed(passed))

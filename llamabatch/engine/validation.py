@@ -6,7 +6,8 @@ Python.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, ContextLengthError, PromptError, SamplingError
 from llamabatch.request.adapters import check_known
 from llamabatch.request.detokenizer import Vocabulary
-from llamabatch.request.media import IMAGE
+from llamabatch.request.media import IMAGE, MediaRun
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
@@ -91,7 +92,7 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
         check_known(request.adapters, adapters)
     if request.embed:
         what = "a text to rank or classify" if request.classify else "an embedding"
-        check_text(request.prompt_token_ids, model.n_vocab, limits.n_text, what)
+        check_text(request.prompt_token_ids, model.n_vocab, limits.n_text, what, request.media_runs)
         return request
     check_budget(request)
     check_shift(request.params, limits)
@@ -141,16 +142,12 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
     for name, value in not_asked.items():
         if value is not None:
             raise PromptError(f"{name} is {show(value)}, for a prompt with a {what}; text alone can have that")
-    text_ids: list[int] = []
-    end = 0
     for run in request.media_runs:
-        text_ids += ids[end : run.start]
-        end = run.end
         if not run.is_causal and run.length > limits.n_pass:
             raise PromptError(
                 f"a {what} has {run.length} tokens, which one pass must compute; n_ubatch allows {limits.n_pass}"
             )
-    if end == len(ids):
+    if request.media_runs[-1].end == len(ids):
         raise PromptError(f"the prompt ends with a {what}; give at least one token of text behind it")
     if len(ids) > limits.n_ctx or fitted(request, limits.n_ctx, None) is not request:
         message = (
@@ -158,7 +155,15 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
             f"a {what} is not cut"
         )
         raise _too_long(len(ids), limits.n_ctx, message, is_cured=True)
-    check_prompt((*text_ids, *ids[end:]), n_vocab, limits.n_ctx)
+    check_prompt(_text_ids(ids, request.media_runs), n_vocab, limits.n_ctx)
+
+
+def _text_ids(token_ids: tuple[int, ...], runs: Sequence[MediaRun]) -> tuple[int, ...]:
+    """Returns the token ids of a prompt that are of text."""
+    ends = (0, *(run.end for run in runs))
+    starts = (*(run.start for run in runs), len(token_ids))
+    parts = (token_ids[end:start] for end, start in zip(ends, starts, strict=True))
+    return tuple(itertools.chain.from_iterable(parts))
 
 
 def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
@@ -181,7 +186,13 @@ def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = F
     return error
 
 
-def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str = "an embedding") -> None:
+def check_text(
+    token_ids: tuple[int, ...],
+    n_vocab: int,
+    longest: int,
+    what: str = "an embedding",
+    media_runs: Sequence[MediaRun] = (),
+) -> None:
     """Checks a text for an embedding model. Raises ContextLengthError if it does not fit in one pass; otherwise checks
     it as check_prompt does."""
     if len(token_ids) > longest:
@@ -190,7 +201,9 @@ def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str
             longest,
             f"the text has {len(token_ids)} tokens; {what} takes 1 to {longest}, the smaller of n_ctx and n_batch",
         )
-    check_prompt(token_ids, n_vocab, longest)
+    text_ids = _text_ids(token_ids, media_runs)
+    if text_ids or not media_runs:  # a picture needs no text
+        check_prompt(text_ids, n_vocab, longest)
 
 
 def check_token_ids(params: SamplingParams, n_vocab: int) -> None:

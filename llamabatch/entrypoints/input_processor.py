@@ -343,8 +343,8 @@ class InputProcessor:
                 text, ids, media, runs, n_truncated = prompt
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
                 request = replace(request, num_truncated=n_truncated)
-                if media and (embed or classify):
-                    raise PromptError("the prompt has a picture or a sound, which work for generation only")
+                if media and classify:
+                    raise PromptError("the prompt has a picture or a sound; only texts can be ranked or classified")
                 if media:
                     request = replace(request, media=media, media_runs=runs)
                 if options is not None and is_conversation(item):

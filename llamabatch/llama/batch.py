@@ -100,12 +100,13 @@ class Batch:
         pointers = {"embd": _pointer(rows, ctypes.c_float), "pos": _pointer(positions, ctypes.c_int32)}
         return type(self._struct)(n_tokens=n, **pointers, **rest)
 
-    def fill_texts(self, texts: Sequence[Sequence[int]]) -> Any:
-        """Returns the C struct of whole texts: text i is sequence i, and every token is an output."""
+    def fill_texts(self, texts: Sequence[Sequence[int]], start: int = 0) -> Any:
+        """Returns the C struct of texts that begin at position `start`: text i is sequence i, and every token is an
+        output."""
         lengths = [len(ids) for ids in texts]
         n = sum(lengths)
         self._tokens[:n] = np.concatenate([np.asarray(ids, np.int32) for ids in texts])
-        self._positions[:n] = np.concatenate([np.arange(length) for length in lengths])
+        self._positions[:n] = np.concatenate([np.arange(start, start + length) for length in lengths])
         self._slots[:n] = np.repeat(np.arange(len(texts)), lengths)
         self._outputs[:n] = 1 + _OF_PROMPT * self._marks_prompts
         self._struct.n_tokens = n

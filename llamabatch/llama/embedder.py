@@ -1,7 +1,8 @@
-"""A separate context for embeddings and scores of texts, on the weights of an open model."""
+"""A separate context for embeddings and scores of prompts, on the weights of an open model."""
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +17,18 @@ from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import context_params
 from llamabatch.llama.model import Model
+from llamabatch.llama.projector import Projector
 from llamabatch.planning.passes import padded
 from llamabatch.request.adapters import AdapterSet
+from llamabatch.request.media import MediaRun
+from llamabatch.request.request import Request
 
 MAX_TEXTS = 64  # texts of a pass; each text is a sequence of the context
 
 
 @dataclass
 class EmbedCounts:
-    """Sums since the start: passes for embeddings, and the texts and tokens in these passes."""
+    """Sums since the start: passes for embeddings, and the prompts and tokens in these passes."""
 
     embed_passes: int = 0
     embed_texts: int = 0
@@ -69,7 +73,68 @@ class Embedder:
             EngineError: there is no memory for the context, or the pass fails. The embedder stays usable.
             EngineClosedError: the pass was halted.
         """
-        n_tokens = sum(map(len, texts))
+        self._prepare(sum(map(len, texts)), adapters)
+        self.counts.embed_texts += len(texts)
+        return self._pass(self._batch.fill_texts(texts), [len(ids) for ids in texts])
+
+    def encodes(self, request: Request, seconds: float) -> bool:
+        """Encodes the pictures and sounds of a prompt for at most `seconds`. Returns True once all are encoded."""
+        end = time.perf_counter() + seconds
+        return all(
+            self._projector.embeddings(request.media[run.media], run.chunk, max(0.0, end - time.perf_counter()))
+            for run in request.media_runs
+        )
+
+    def run_media(self, request: Request) -> array[float]:
+        """Computes a prompt with pictures or sounds, as `run` computes a text. The text between them and each run of
+        their tokens are a pass, because llama.cpp does not mix token ids and embeddings in a pass. Raises as `run`."""
+        token_ids, at, position = request.prompt_token_ids, 0, 0
+        self._prepare(len(token_ids), request.adapters)
+        if not self._lib.llama_get_memory(self._handle):
+            raise EngineError("an encoder of texts has no KV cache, which prompts with pictures or sounds need")
+        self.counts.embed_texts += 1
+        found: list[tuple[int, array[float]]] = []  # tokens of a pass, and its result
+        for run in (*request.media_runs, None):
+            text = token_ids[at:] if run is None else token_ids[at : run.start]
+            if text:
+                [part] = self._pass(self._batch.fill_texts([text], position), [len(text)])
+                found.append((len(text), part))
+                position += len(text)
+            if run is not None:
+                found.append((run.length, self._media_pass(request, run, position)))
+                position += run.n_pos
+                at = run.end
+        return self._joined(found)
+
+    def _media_pass(self, request: Request, run: MediaRun, position: int) -> array[float]:
+        encoded = self._projector.embeddings(request.media[run.media], run.chunk)
+        assert encoded is not None  # because no seconds are given
+        positions = encoded.positions(position, slice(run.length))
+        self._lib.llama_set_causal_attn(self._handle, run.is_causal)
+        try:
+            [part] = self._pass(self._batch.fill_media(0, encoded.rows, positions), [run.length])
+        finally:
+            self._lib.llama_set_causal_attn(self._handle, True)
+        return part
+
+    def _joined(self, found: list[tuple[int, array[float]]]) -> array[float]:
+        """Returns the result of a prompt from the results of its passes and their numbers of tokens."""
+        pooling, parts = self._model.pooling, [part for _, part in found]
+        if pooling == "none":
+            return array("f", np.concatenate(parts).tobytes())
+        if pooling == "mean":
+            mean = np.average(np.array(parts, np.float64), axis=0, weights=[count for count, _ in found])
+            return array("f", mean.astype(np.float32).tobytes())
+        return parts[0 if pooling == "cls" else -1]
+
+    @property
+    def _projector(self) -> Projector:
+        if self._model.projector is None:
+            raise EngineError("a prompt has a picture or a sound, and no mmproj was given")
+        return self._model.projector
+
+    def _prepare(self, n_tokens: int, adapters: AdapterSet) -> None:
+        """Gives the context room for the tokens, these adapters, and empty cells."""
         if n_tokens > self._n_tokens:
             self._make(n_tokens)
         if adapters != self._adapters:
@@ -77,17 +142,19 @@ class Embedder:
         memory = self._lib.llama_get_memory(self._handle)
         if memory:  # an encoder has no memory
             self._lib.llama_memory_clear(memory, False)
-        code = int(self._lib.llama_decode(self._handle, self._batch.fill_texts(texts)))
+
+    def _pass(self, batch: Any, lengths: list[int]) -> list[array[float]]:
+        """Computes the batch of several sequences with these numbers of tokens. Returns their values."""
+        code = int(self._lib.llama_decode(self._handle, batch))
         if code != 0 and self._model.halt.is_halted:
             raise EngineClosedError("the engine was closed while it computed")
         if code != 0:
             raise EngineError(f"llama_decode failed: {code}")
         self.counts.embed_passes += 1
-        self.counts.embed_texts += len(texts)
-        self.counts.embed_tokens += n_tokens
+        self.counts.embed_tokens += sum(lengths)
         if self._model.pooling == "none":
-            return self._token_vectors([len(ids) for ids in texts])
-        return [self._vector(number) for number in range(len(texts))]
+            return self._token_vectors(lengths)
+        return [self._vector(number) for number in range(len(lengths))]
 
     def _make(self, n_tokens: int) -> None:
         self.close()

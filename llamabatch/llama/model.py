@@ -149,6 +149,7 @@ class Model(NativeTokenizer):
             use_gpu=encodes and config.n_gpu_layers != 0,
             token_bounds=(config.image_min_tokens, config.image_max_tokens),
             encodes=encodes,
+            repacks=encodes and _uses_extra_bufts(config),
         )
 
     def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
@@ -410,7 +411,7 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
         # `devices.used` has applied main_gpu; llama.cpp would apply it to this list once more.
         arrays.append(_use_devices(params, chosen))
         params.main_gpu = 0
-    params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
+    params.use_extra_bufts = _uses_extra_bufts(config)
     if config.use_mlock:
         if not lib.llama_supports_mlock():
             raise ConfigError("use_mlock is True, but this build of llama.cpp cannot lock memory on this system")
@@ -426,6 +427,10 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
         params.tensor_buft_overrides = ctypes.addressof(rules)
         arrays.append(rules)
     return arrays
+
+
+def _uses_extra_bufts(config: EngineConfig) -> bool:
+    return config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
 
 
 def _use_devices(params: Any, chosen: tuple[devices.Device, ...]) -> Any:

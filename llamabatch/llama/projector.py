@@ -29,8 +29,9 @@ from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
-# The patched build has this function. A context from it can count tokens, but needs no memory for weights.
-WITHOUT_WEIGHTS = "mtmd_init_without_weights"
+# The patched build has this function, whose last argument is one of the values below (mtmd_weights).
+WITH_WEIGHTS = "mtmd_init_with_weights"
+_AS_STORED, _NO_WEIGHTS, _REPACKED = 0, 1, 2
 logger = logging.getLogger(__name__)
 # An encoder pass ends early if no request has asked for it in this time and another picture waits.
 _ABANDONED_S = 2.0
@@ -76,6 +77,7 @@ class Projector:
         token_bounds: least and most tokens of a picture, for encoders that take any size; 0 keeps the file's value.
         plans: build the graph and the buffers of an encoder pass now, not with the first picture.
         encodes: False if `embeddings` is never called, so that the weights need not be read.
+        repacks: keep the weights in the layouts of the CPU's fast kernels, unless a GPU encodes.
 
     Attributes:
         reads_pictures: True if the file has an encoder for pictures.
@@ -98,6 +100,7 @@ class Projector:
         token_bounds: tuple[int, int] = (0, 0),
         plans: bool = False,
         encodes: bool = True,
+        repacks: bool = False,
     ) -> None:
         self.path = path
         self._n_embd = n_embd
@@ -115,12 +118,10 @@ class Projector:
         params.use_gpu, params.n_threads, params.print_timings, params.warmup = use_gpu, n_threads, False, plans
         if any(token_bounds):
             params.image_min_tokens, params.image_max_tokens = (bound or -1 for bound in token_bounds)
-        make = mtmd.mtmd_init_from_file
         if encodes:
             self._callback = _pausing(lib, self._thread)  # must stay alive: libmtmd has only its address
             params.cb_eval = self._callback
-        else:
-            make = _without_weights(mtmd) or make
+        make = _init_function(mtmd, _NO_WEIGHTS if not encodes else _REPACKED if repacks else _AS_STORED)
         log.recent_complaints()
         self._context = make(os.fsencode(path), model, params)
         if not self._context:
@@ -328,9 +329,11 @@ def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
     return lib.ggml_backend_sched_eval_callback(pause)
 
 
-def _without_weights(mtmd: ModuleType) -> Any:
-    """Returns the patched build's function; None on other builds, which always read the weights."""
-    make = getattr(mtmd._libmtmd, WITHOUT_WEIGHTS, None)
-    if make is not None:
-        make.argtypes, make.restype = mtmd.mtmd_init_from_file.argtypes, mtmd.mtmd_init_from_file.restype
-    return make
+def _init_function(mtmd: ModuleType, weights: int) -> Any:
+    """Returns the function that makes a context with these weights. Builds without the patch always have _AS_STORED."""
+    make = getattr(mtmd._libmtmd, WITH_WEIGHTS, None)
+    if make is None or weights == _AS_STORED:
+        return mtmd.mtmd_init_from_file
+    make.argtypes = [*mtmd.mtmd_init_from_file.argtypes, ctypes.c_int]
+    make.restype = mtmd.mtmd_init_from_file.restype
+    return lambda *arguments: make(*arguments, weights)

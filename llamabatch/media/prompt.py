@@ -134,7 +134,10 @@ def text_prompt(
             f"write {MARK} for each, or the model's own mark"
         )
     for kind, each in media:
-        given.add(each, kind)
+        if media_kind(each) is not None:  # a part of a message, which comes from a body
+            given.add_part(each)
+        else:
+            given.add(each, kind)
     bos = model.special_token("bos")
     pieces = [model.tokenize(first, add_special=not (bos and first.startswith(bos)), parse_special=True)]
     pieces += [model.tokenize(each, add_special=False, parse_special=True) if each else [] for each in others]

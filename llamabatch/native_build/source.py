@@ -49,6 +49,7 @@ _LLAMA_CPP = Path("vendor", "llama.cpp")
 _CPU = _LLAMA_CPP / "ggml" / "src" / "ggml-cpu"
 
 KERNELS = {
+    "clip-repack.h": _LLAMA_CPP / "tools" / "mtmd",
     "delta-net.h": _CPU,
     "fattn-block.cpp": _CPU,
     "fattn-block.h": _CPU,

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama import projector as projector_module
+from llamabatch.llama.projector import Projector
 from llamabatch.media.pictures import read_picture
 from llamabatch.native_build.tools import SetupFailure
 from llamabatch.server import app
@@ -208,6 +210,22 @@ def test_in_a_child_that_dies_between_encoding_and_the_end(files):
     assert again == wanted
 
 
+@pytest.mark.parametrize(("weights", "most_apart"), [("F16", 0.002), ("BF16", 0.01), ("Q8_0", 0.03)])
+def test_repacked_weights_of_an_encoder_give_the_same_embeddings(tmp_path, weights, most_apart):
+    path, found = tmp_path / "mmproj.gguf", []
+    write_projector(path, ProjectorShape("mlp", n_merge=1), 192, weights=weights)
+    with LLM("tiny") as llm:
+        for repacks in (False, True):
+            options = {"n_embd": 192, "n_threads": 2, "use_gpu": False, "repacks": repacks}
+            projector = Projector(path, library.load(), llm._client.model.handle, **options)
+            found.append(projector.embeddings(read_picture(picture(0)), 0).rows)
+            projector.close()
+    plain, repacked = found
+    assert np.linalg.norm(repacked - plain) <= most_apart * np.linalg.norm(plain)
+    if library.repack_features() & {"wide", "wide8"}:  # other kernels add up in another order
+        assert (repacked != plain).any()
+
+
 def test_a_picture_is_encoded_once_for_all_that_show_it(files):
     with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=8) as llm:
         projector, encoded = llm._client.model.projector, []
@@ -216,6 +234,34 @@ def test_a_picture_is_encoded_once_for_all_that_show_it(files):
         outputs = llm.chat([conversation(picture(1), words=n) for n in range(1, 9)], GREEDY)
         assert not [output.error for output in outputs if output.error]
         assert len(encoded) == 1
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2vl"])
+def test_embeddings_of_prompts_with_pictures(files, name):
+    model, kind, _ = FAMILIES[name]
+    if model not in files:
+        pytest.skip("the program that writes this model cannot be compiled")
+    texts = [f"What {'is this ' * n}<__media__> and why?" for n in (1, 2)]
+    shown = [{"prompt": text, "multi_modal_data": {"image": picture(3)}} for text in (*texts, texts[0])]
+    found = {}
+    for pooling in ("none", "mean", "cls", "last"):
+        options = {"mmproj": files[f"{kind}-{model}"], "pooling": pooling, "n_ctx": 256, "profile": False}
+        with LLM(files[model], **options) as llm, ThreadPoolExecutor() as pool:
+            together = llm.embed([*shown, "What is this"], normalize=False)
+            talking = pool.submit(llm.generate, "Hello", SamplingParams(max_tokens=40, ignore_eos=True))
+            [found[pooling]] = llm.embed(shown[0], normalize=False)
+            assert len(talking.result()[0].outputs[0].token_ids) == 40
+        assert (together[0] == found[pooling]).all()
+        assert (together[2] == found[pooling]).all()
+        if pooling == "none":
+            before = together[-1]
+    rows = found["none"]
+    assert np.allclose(
+        rows[: len(before) - 1], before[:-1], atol=1e-4
+    )  # " " behind the text is a token before a picture
+    assert np.allclose(found["mean"], rows.mean(axis=0), atol=1e-4)
+    assert np.allclose(found["cls"], rows[0], atol=1e-5)
+    assert np.allclose(found["last"], rows[-1], atol=1e-5)
 
 
 def test_requests_that_cannot_be_answered_fail_alone(files):

@@ -13,7 +13,7 @@ from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fi
 from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.infill import Gap, infill_ids
-from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_mixed, read_with_media
+from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_with_media
 from llamabatch.utils.checks import show
 
 MAX_FIELDS = 256  # names in response_fields
@@ -72,9 +72,7 @@ class LlamaCompletionBody(Generation):
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
         """Returns each prompt as token ids, or as a text with media. Raises InputError."""
         return [
-            {"prompt": each.text, "multi_modal_data": {"any": each.media}}
-            if isinstance(each, MediaPrompt)
-            else mixed_ids(each, processor) or _begin(processor)
+            each.mapping if isinstance(each, MediaPrompt) else mixed_ids(each, processor) or _begin(processor)
             for each in self.prompts
         ]
 
@@ -114,8 +112,7 @@ class InfillBody(LlamaCompletionBody):
 def read_llama_completion(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaCompletionBody:
     """Reads the body of /completion. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, COMPLETION, rules)
-    read = read_with_media if rules.media else read_mixed
-    prompts, is_list = read(given.needed("prompt", "a text, token ids, or a list of them"))
+    prompts, is_list = read_with_media(given.needed("prompt", "a text, token ids, or a list of them"), given)
     own = _own(given, rules)
     several = is_list or own["params"].n > 1
     return LlamaCompletionBody(prompts=prompts, is_list=several, **own)

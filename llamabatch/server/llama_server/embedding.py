@@ -19,7 +19,7 @@ from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.pooling import POOLING, PooledBody, cut_prompts, pooled_outputs, read_pooled
-from llamabatch.server.request.prompts import Mixed, as_prompts, mixed_ids, read_mixed
+from llamabatch.server.request.prompts import MediaPrompt, Mixed, as_prompts, mixed_ids, read_with_media
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
@@ -46,11 +46,11 @@ class LlamaEmbeddingBody(PooledBody):
     """A request for embeddings.
 
     Attributes:
-        inputs: one or several inputs, each a text, token ids, or a mix of both.
+        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with pictures and sounds.
         norm: the value of embd_normalize. It applies to pooled vectors only.
     """
 
-    inputs: tuple[Mixed, ...] = ()
+    inputs: tuple[Mixed | MediaPrompt, ...] = ()
     norm: int = 2
 
     @property
@@ -59,7 +59,14 @@ class LlamaEmbeddingBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """Returns one request for each input. Raises InputError."""
-        ids: list[Any] = [each if isinstance(each, str) else mixed_ids(each, processor) for each in self.inputs]
+        ids: list[Any] = [
+            each.mapping
+            if isinstance(each, MediaPrompt)
+            else each
+            if isinstance(each, str)
+            else mixed_ids(each, processor)
+            for each in self.inputs
+        ]
         given = ids if len(ids) > 1 else ids[0]
         if self.longest is not None:
             given = cut_prompts(processor, as_prompts(processor, ids), self.longest, keeps_end=True)
@@ -74,7 +81,7 @@ def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> Llama
     other = given.take("input") if name == "content" else None
     if other is not None:
         raise InputError("content and input are both given; give one of them")
-    inputs, _ = read_mixed(given.needed(name, "a text, token ids, or a list of them"))
+    inputs, _ = read_with_media(given.needed(name, "a text, token ids, or a list of them"), given, name)
     norm = given.integer("embd_normalize", -1, MAX_NORM)
     return LlamaEmbeddingBody(inputs=inputs, norm=2 if norm is None else norm, **read_pooled(given, rules))
 

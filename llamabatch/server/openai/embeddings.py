@@ -23,7 +23,15 @@ from llamabatch.server.request.pooling import (
     pooled_usage,
     read_pooled,
 )
-from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, Prompt, as_prompts, mixed_ids, read_mixed
+from llamabatch.server.request.prompts import (
+    MIXED_SCHEMA,
+    MediaPrompt,
+    Mixed,
+    Prompt,
+    as_prompts,
+    mixed_ids,
+    read_with_media,
+)
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
@@ -48,13 +56,13 @@ class EmbeddingBody(PooledBody):
     """A request for embeddings.
 
     Attributes:
-        inputs: one or several inputs, each a text, token ids, or a mix of both.
+        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with pictures and sounds.
         base64: vectors are sent as base64 of little-endian float32; otherwise as lists.
         dimensions: the number of elements that a vector keeps; None: all.
         normalize: vectors have the length 1.
     """
 
-    inputs: tuple[Mixed, ...] = ()
+    inputs: tuple[Mixed | MediaPrompt, ...] = ()
     base64: bool = False
     dimensions: int | None = None
     normalize: bool = True
@@ -69,8 +77,9 @@ class EmbeddingBody(PooledBody):
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts: list[Prompt] = [  # an empty text becomes the special tokens that enclose every text
-            each if isinstance(each, str) and each else tuple(mixed_ids(each, processor)) for each in self.inputs
+        texts: list[Prompt | MediaPrompt] = [  # an empty text becomes the special tokens that enclose every text
+            each if isinstance(each, (str, MediaPrompt)) and each else tuple(mixed_ids(each, processor))
+            for each in self.inputs
         ]
         if () in texts:
             raise PromptError(f"input[{texts.index(())}] is empty; this model needs at least one character")
@@ -82,7 +91,7 @@ class EmbeddingBody(PooledBody):
 def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBody:
     """Reads an EmbeddingBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, EMBEDDING, rules)
-    inputs, _ = read_mixed(given.needed("input", "a text, token ids, or a list of them"), "input")
+    inputs, _ = read_with_media(given.needed("input", "a text, token ids, or a list of them"), given, "input")
     norm = given.take("embd_normalize")
     if norm not in (None, 2, -1) or isinstance(norm, (bool, float)):
         raise InputError(f"embd_normalize is {show(norm)}; give 2, for vectors of length 1, or -1")

@@ -101,12 +101,17 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Cuts each prompt of as_prompts to `longest` tokens as cut_ids does; None: returns the prompts unchanged."""
+    """Cuts each prompt of as_prompts to `longest` tokens as cut_ids does; None: returns the prompts unchanged. Prompts
+    with pictures and sounds are not cut."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
-    ids = (cut_ids(processor, each["prompt_token_ids"], longest, keeps_end=keeps_end) for each in given)
-    return [{**each, "prompt_token_ids": kept} for each, kept in zip(given, ids, strict=True)]
+    return [
+        {**each, "prompt_token_ids": cut_ids(processor, each["prompt_token_ids"], longest, keeps_end=keeps_end)}
+        if "prompt_token_ids" in each
+        else each
+        for each in given
+    ]
 
 
 def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from llamabatch.chat.messages import media_kind
 from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.media.files import at_address
 from llamabatch.media.parts import MAX_COUNT
+from llamabatch.media.prompt import MARK
 from llamabatch.media.sources import NOWHERE
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
 from llamabatch.server.http.errors import ApiError
-from llamabatch.server.request.body import Json
+from llamabatch.server.request.body import Body, Json
+from llamabatch.server.request.media import media_part
 from llamabatch.utils.checks import integer, show
 
 Prompt = str | tuple[int, ...]
 
 
 class MediaPrompt(NamedTuple):
-    """A text with marks for pictures and sounds, and the bytes of the pictures and sounds."""
+    """A text with marks for pictures and sounds, and these: the bytes of a file, or a part of a message."""
 
     text: str
-    media: tuple[bytes, ...]
+    media: tuple[bytes | Json, ...]
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """The prompt in the form of InputProcessor.prompts."""
+        return {"prompt": self.text, "multi_modal_data": {"any": self.media}}
 
 
 Mixed = str | tuple[int | str, ...]  # a text, or a sequence of token ids and texts
@@ -53,7 +61,11 @@ MIXED_SCHEMA: Json = {
 
 
 def as_prompts(
-    processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True, longest: int | None = None
+    processor: InputProcessor,
+    prompts: Sequence[Prompt | MediaPrompt],
+    *,
+    add_special: bool = True,
+    longest: int | None = None,
 ) -> Any:
     """Converts prompts to the form of InputProcessor.prompts: a single prompt, or a list of several.
 
@@ -76,6 +88,8 @@ def as_prompts(
             if longest is not None:
                 check_length(len(ids), longest, f"prompts[{place}]: " if len(prompts) > 1 else "")
             found.append({"prompt": prompt, "prompt_token_ids": ids})
+        elif isinstance(prompt, MediaPrompt):
+            found.append(prompt.mapping)
         else:
             found.append({"prompt_token_ids": list(prompt)})
     return found if len(found) > 1 else found[0]
@@ -132,20 +146,27 @@ def _mixed(name: str, given: object) -> Mixed:
     raise PromptError(f"{name} is {show(given)}; give a text, token ids, or both in one list")
 
 
-def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
-    """Reads prompts as read_mixed does, and accepts prompts with pictures and sounds."""
-    listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
-    found = [_with_media(each) for each in listed]
-    if not any(found):
+def read_with_media(given: object, body: Body, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
+    """Reads prompts as read_mixed does, and accepts prompts with pictures and sounds if the model reads them."""
+    if not body.reads:
         return read_mixed(given, name)
+    listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
     several = isinstance(given, list)
     names = [f"{name}[{place}]" if several else name for place in range(len(listed))]
+    found = [_with_media(place, each, body) for place, each in zip(names, listed, strict=True)]
+    if not any(found):
+        return read_mixed(given, name)
     read = zip(found, names, listed, strict=True)
     return tuple(own if own is not None else _mixed(place, each) for own, place, each in read), several
 
 
-def _with_media(given: object) -> MediaPrompt | None:
+def _with_media(name: str, given: object, body: Body) -> MediaPrompt | None:
     """Returns a prompt with media; None: `given` has no media, or no text in prompt_string."""
+    content = given.get("content") if isinstance(given, dict) else None
+    if isinstance(content, list) and any(media_kind(part) is not None for part in content):
+        media = [part for part in content if media_kind(part) is not None]
+        text = _parts_of(name, [{"type": "text", "text": MARK} if part in media else part for part in content])
+        return MediaPrompt(text, tuple(media_part(f"content of {name}", part, body) for part in media))
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
         return None
@@ -153,8 +174,8 @@ def _with_media(given: object) -> MediaPrompt | None:
         raise PromptError(f"multimodal_data is {show(data)}; give a list of pictures and sounds in base64")
     if len(data) > MAX_COUNT:
         raise PromptError(f"multimodal_data has {len(data):,} pictures and sounds; allowed are up to {MAX_COUNT}")
-    media = (at_address(f"data:;base64,{each}", "an element of multimodal_data", NOWHERE) for each in data)
-    return MediaPrompt(given["prompt_string"], tuple(media))
+    files = (at_address(f"data:;base64,{each}", "an element of multimodal_data", NOWHERE) for each in data)
+    return MediaPrompt(given["prompt_string"], tuple(files))
 
 
 def _parts_of(name: str, content: object) -> str:

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from llamabatch.request.outputs import RequestOutput
-    from llamabatch.server.serving.slot_files import SlotFiles
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +77,18 @@ _MESSAGES = {
 _WITHOUT_EFFECT_ON_TEXT = (
     *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
 )
+
+
+class TextFiles(Protocol):
+    """Saves and loads the texts of requests with an id_slot. SlotFiles is the only class of this kind."""
+
+    def noted(self, number: int) -> Callable[[RequestOutput], None] | None: ...
+
+    async def save(self, number: int, name: object) -> tuple[int, int]: ...
+
+    async def restore(self, number: int, name: object) -> tuple[int, int]: ...
+
+    async def erase(self, number: int) -> int: ...
 
 
 class Part(Protocol):
@@ -148,7 +159,7 @@ class Serving:
         self._open: set[object] = set()  # running calls, added before their prompts are read
         self._answers: set[RequestStream] = set()  # streams whose responses are not completely sent
         self._lock = threading.Lock()
-        self.slot_files: SlotFiles | None = None
+        self.slot_files: TextFiles | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._aborting: ThreadPoolExecutor | None = None
 

@@ -61,10 +61,18 @@ class ProjectorShape:
         return (self.image_size // self.patch_size) ** 2
 
 
-def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0) -> int:
+def write_projector(
+    path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0, weights: str = "F16", *, widened: bool = False
+) -> int:
     """Writes an mmproj file for a text model of width `n_embd`, and returns its size in bytes.
 
-    Raises SetupError without the gguf package.
+    Args:
+        weights: the type of the layers' matrices, as "Q8_0". The others are F16, and so are those whose rows are not
+            whole blocks of this type.
+        widened: the file has these matrices in F32, with the values that they have in their type.
+
+    Raises:
+        SetupError: the gguf package is missing.
     """
     try:
         import gguf
@@ -98,8 +106,16 @@ def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 
         for key, value in numbers.items():
             writer.add_uint32(f"clip.{sense}.{key}", value)
         random = np.random.default_rng(seed)
+        kind = gguf.GGMLQuantizationType[weights]
+        block = gguf.GGML_QUANT_SIZES[kind][0]
         for name, values in _Tensors(shape, n_embd, random):
-            writer.add_tensor(name, values)
+            is_matrix = ".blk." in name and values.ndim == 2 and name.endswith(".weight")
+            own = kind if is_matrix and values.shape[1] % block == 0 else None
+            if own is not None:
+                values = gguf.quantize(values.astype(_F32), own)
+            if is_matrix and widened:
+                values, own = gguf.dequantize(values, own or gguf.GGMLQuantizationType.F16).astype(_F32), None
+            writer.add_tensor(name, values, raw_dtype=own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

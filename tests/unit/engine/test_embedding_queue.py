@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llamabatch.engine.embedding import MOST_BESIDE, STEPS_BETWEEN, EmbedQueue
 from llamabatch.engine.validation import longest_text
 from llamabatch.llama.embedder import MAX_TEXTS
+from llamabatch.request.media import MediaRun
 from llamabatch.request.request import Request
 from tests.unit.configs import resolved
 
@@ -30,6 +31,18 @@ def filled(requests, n_pack=128):
 
 def names(requests):
     return [request.request_id for request in requests]
+
+
+def test_a_text_with_a_picture_is_alone_in_its_pass_and_the_next_one_if_its_picture_is_not_encoded_yet():
+    shown = replace(text("shown", 20), media_runs=(MediaRun(2, 9, 0, 0, True, 9, 9),))
+    queue = filled([text("a", 5), shown, text("b", 5)])
+    assert names(queue.take(False)) == ["a", "b"]
+    assert queue.take(False) == [shown]
+    queue.add(text("c", 5))
+    queue.put_back(shown)
+    assert len(queue) == 2
+    assert queue.take(True) == [shown]
+    assert names(queue.take(False)) == ["c"]
 
 
 @given(

@@ -8,12 +8,14 @@ import pytest
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
+from llamabatch.request.media import IMAGE
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.completion_body import InfillBody, read_infill, read_llama_completion
 from llamabatch.server.llama_server.completion_response import Context, TimeLimit, only_fields, timings
 from llamabatch.server.llama_server.embedding import normalized
+from llamabatch.server.request.body import Body, Rules
 from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MediaPrompt, mixed_ids, read_mixed, read_with_media
 from llamabatch.testing.fake_model import FakeModel
@@ -153,14 +155,32 @@ def test_forms_of_a_prompt(given, parts, is_list):
 
 def test_prompts_with_pictures_beside_others():
     pictured = {"prompt_string": "c<__media__>", "multimodal_data": ["aGk="]}
-    read = MediaPrompt("c<__media__>", (b"hi",))
-    assert read_with_media(pictured) == ((read,), False)
-    assert read_with_media(["a", pictured, [5]]) == (("a", read, (5,)), True)
-    assert read_with_media(["a", [5]]) == read_mixed(["a", [5]])
+    body, read = Body({}, {}, Rules(media=frozenset({IMAGE}))), MediaPrompt("c<__media__>", (b"hi",))
+    assert read_with_media(pictured, body) == ((read,), False)
+    assert read_with_media(["a", pictured, [5]], body) == (("a", read, (5,)), True)
+    assert read_with_media(["a", [5]], body) == read_mixed(["a", [5]])
     with pytest.raises(PromptError, match="give a list of pictures and sounds in base64"):
-        read_with_media({**pictured, "multimodal_data": [5]})
+        read_with_media({**pictured, "multimodal_data": [5]}, body)
     with pytest.raises(PromptError, match=r"prompt\[1\] is 7"):
-        read_with_media([pictured, 7])
+        read_with_media([pictured, 7], body)
+    with pytest.raises(ApiError, match="texts alone can be read here"):
+        read_with_media(pictured, Body({}, {}, Rules()))
+
+
+def test_prompts_whose_content_parts_have_pictures():
+    body = Body({}, {}, Rules(media=frozenset({IMAGE})))
+    address = "data:image/png;base64,aGk="
+    text, shown = {"type": "text", "text": "c"}, {"type": "image_url", "image_url": {"url": address}}
+    wanted = MediaPrompt("<__media__>c", ({"type": "image_url", "image_url": address},))
+    assert read_with_media({"content": [shown, text]}, body) == ((wanted,), False)
+    assert read_with_media([{"content": [text]}, {"content": [shown, text]}], body) == (("c", wanted), True)
+    for part, error in (
+        ({"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}, ApiError),
+        ({"type": "input_audio", "input_audio": {}}, ApiError),
+        ({"type": "other"}, PromptError),
+    ):
+        with pytest.raises(error):
+            read_with_media({"content": [shown, part]}, body)
 
 
 def test_a_text_gets_the_tokens_at_its_beginning_and_later_texts_do_not(client):
