@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import subprocess
+import wave
 import zlib
 
 import pytest
@@ -87,8 +88,20 @@ DATA = """async ([name, type, bytes]) => {
 
 
 PASTE = "(area, data) => area.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }))"
+DURATION = """async () => {
+    const sound = document.querySelector("audio");
+    if (!sound.duration) await new Promise((heard) => (sound.onloadedmetadata = heard));
+    return sound.duration;
+}"""
 PROJECTOR = """from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
-write_projector("mm.gguf", ProjectorShape("mlp"), 192, seed=1)"""
+write_projector("mm.gguf", ProjectorShape({!r}), 192, seed=1)"""
+
+
+def write_projector(kind, folder):
+    """Writes an mmproj file for the bundled model."""
+    python = os.environ["LLAMABATCH_SERVER_PYTHON"]
+    subprocess.run([python, "-c", PROJECTOR.format(kind)], cwd=folder, check=True)
+    return str(folder / "mm.gguf")
 
 
 def png(width, height):
@@ -107,22 +120,21 @@ def given(page, name, kind, data):
 
 
 def test_pictures_are_chosen_pasted_and_dropped(open_page, tmp_path):
-    subprocess.run([os.environ["LLAMABATCH_SERVER_PYTHON"], "-c", PROJECTOR], cwd=tmp_path, check=True)
     shown = tmp_path / "my cat.png"
     shown.write_bytes(png(96, 64))
     bodies = []
-    with running(tmp_path, model="tiny", mmproj=str(tmp_path / "mm.gguf"), n_slots=2, n_ctx=512) as url:
+    with running(tmp_path, model="tiny", mmproj=write_projector("mlp", tmp_path), n_slots=2, n_ctx=512) as url:
         page = open_page(url)
         page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
         composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
-        composer.get_by_role("button", name="Picture").click()
+        composer.get_by_role("button", name="Attach").click()
         composer.locator("input[type=file]").set_input_files(shown)
         area = composer.locator("textarea")
         area.evaluate(PASTE, given(page, "pasted.png", "image/png", shown.read_bytes()))
         page.locator(".column").dispatch_event(
             "drop", {"dataTransfer": given(page, "dropped.png", "image/png", shown.read_bytes())}
         )
-        until(lambda: composer.locator(".pictures img").count() == 3)
+        until(lambda: composer.locator(".attached img").count() == 3)
         composer.get_by_role("button", name="Leave out pasted.png").click()
         shot(page, "pictures_to_send")
         area.fill("What is this?")
@@ -139,10 +151,40 @@ def test_pictures_are_chosen_pasted_and_dropped(open_page, tmp_path):
         until(lambda: "a.pdf is no PNG" in (composer.locator(".error").text_content() or ""))
 
 
+def test_sounds_are_chosen_and_dropped(open_page, tmp_path):
+    spoken = tmp_path / "my question.wav"
+    with wave.open(str(spoken), "wb") as file:
+        file.setparams((1, 2, 16_000, 16_000, "NONE", ""))
+        file.writeframes(bytes(32_000))
+    bodies = []
+    with running(tmp_path, model="tiny", mmproj=write_projector("ultravox", tmp_path), n_slots=2, n_ctx=2048) as url:
+        page = open_page(url)
+        page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
+        composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
+        composer.get_by_role("button", name="Attach").click()
+        assert "audio/mpeg" in composer.locator("input[type=file]").get_attribute("accept")
+        assert "image" not in composer.locator("input[type=file]").get_attribute("accept")
+        composer.locator("input[type=file]").set_input_files(spoken)
+        until(lambda: composer.locator(".attached audio").count() == 1)
+        assert page.evaluate(DURATION) == 1
+        shot(page, "sounds_to_send")
+        composer.locator("textarea").fill("What is said?")
+        page.keyboard.press("Enter")
+        until(lambda: page.locator(".column .facts").count() == 1)
+        assert page.locator(".column .error:visible").count() == 0
+        assert page.locator(".message audio").get_attribute("aria-label") == "my question.wav"
+        [message] = bodies[0]["messages"]
+        assert [part["type"] for part in message["content"]] == ["input_audio", "text"]
+        assert message["content"][0]["input_audio"]["format"] == "wav"
+        shot(page, "sounds")
+        page.locator(".column").dispatch_event("drop", {"dataTransfer": given(page, "a.png", "image/png", png(4, 4))})
+        until(lambda: "a.png is no WAV, MP3 or FLAC file" in (composer.locator(".error").text_content() or ""))
+
+
 def test_a_model_that_reads_text_alone_says_so_where_a_picture_is_dropped(open_page, url):
     page = open_page(url)
     until(lambda: page.locator("#server-model").text_content() == "tiny")
-    assert not page.get_by_role("button", name="Picture").is_visible()
+    assert not page.get_by_role("button", name="Attach").is_visible()
     page.locator(".column").dispatch_event("drop", {"dataTransfer": given(page, "a.png", "image/png", b"a")})
     until(lambda: "--mmproj" in (page.locator(".column .error:visible").text_content() or ""))
 

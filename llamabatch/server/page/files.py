@@ -29,6 +29,7 @@ _POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' blob: data:",
+        "media-src data:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

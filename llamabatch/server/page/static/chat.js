@@ -51,9 +51,9 @@ export class ChatView {
 
   hide() {} // answers go on
 
-  /** Shows the ways to give a picture, or hides them. */
-  set seesPictures(sees) {
-    this.#grid.parentElement.classList.toggle("sees", sees);
+  /** The kinds of files that the model reads, of those in KINDS. The ways to attach others are hidden. */
+  set reads(kinds) {
+    this.#grid.parentElement.dataset.reads = kinds.join(" ");
   }
 
   /** Ends the answer of the conversation that `target` is in, else all of them. */
@@ -226,9 +226,8 @@ class Column {
 
 function parts(message, isComing, before) {
   if (message.role === "user") {
-    const pictures = (message.pictures ?? []).map(({ name, url }) => html("img", { src: url, alt: name, title: name }));
     const text = message.content ? html("p", { class: "asked" }, message.content) : null;
-    const shown = pictures.length ? html("div", { class: "shown" }, pictures) : null;
+    const shown = message.files?.length ? html("div", { class: "shown" }, message.files.map(preview)) : null;
     return [html("span", { class: "unseen" }, "You: "), html("div", { class: "told" }, shown, text)];
   }
   return [
@@ -260,47 +259,66 @@ function footer(message) {
   return html("p", { class: "facts" }, html("span", {}, facts.join(" · ")), button);
 }
 
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]; // those that the server reads
+// the files that the server reads: the format of each type, and the words for them
+const KINDS = {
+  image: {
+    formats: { "image/png": "png", "image/jpeg": "jpeg", "image/webp": "webp", "image/gif": "gif", "image/bmp": "bmp" },
+    words: "PNG, JPEG, WebP, GIF or BMP",
+  },
+  sound: {
+    formats: {
+      "audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/vnd.wave": "wav",
+      "audio/mpeg": "mp3", "audio/mp3": "mp3", "audio/flac": "flac", "audio/x-flac": "flac",
+    },
+    words: "WAV, MP3 or FLAC",
+  },
+};
 const MOST_BYTES = 16 * 2 ** 20;
 
 /**
- * A form that sends its text with Enter; Shift and Enter is a new line. Pictures are chosen, pasted or dropped where the
- * model reads them. `onSend`, which gets the text and the pictures, may refuse them with false.
+ * A form that sends its text with Enter; Shift and Enter is a new line. Pictures and sounds are chosen, pasted or dropped
+ * where the model reads them. `onSend`, which gets the text and the files, may refuse them with false.
  */
 function composer(label, action, onSend) {
   const area = html("textarea", { rows: "2", "aria-label": label, placeholder: label });
   const note = html("p", { class: "error", role: "alert", hidden: true });
-  const list = html("ul", { class: "pictures", "aria-label": "Pictures to send", hidden: true });
-  const file = html("input", { type: "file", accept: TYPES.join(), multiple: true, hidden: true, "aria-label": "Pictures" });
-  const choose = html("button", { type: "button", class: "attach", onclick: () => file.click() }, "Picture");
-  let pictures = [];
+  const list = html("ul", { class: "attached", "aria-label": "Files to send", hidden: true });
+  const input = html("input", { type: "file", multiple: true, hidden: true, "aria-label": "Files" });
+  const known = () => (element.closest("[data-reads]")?.dataset.reads ?? "").split(" ").filter(Boolean).map((kind) => ({ kind, ...KINDS[kind] }));
+  const attach = () => {
+    input.accept = known().flatMap(({ formats }) => Object.keys(formats)).join();
+    input.click();
+  };
+  const choose = html("button", { type: "button", class: "attach", onclick: attach }, "Attach");
+  let files = [];
   const draw = () => {
-    list.replaceChildren(...pictures.map((each) => {
-      const image = html("img", { src: each.url, alt: each.name, title: each.name });
+    list.replaceChildren(...files.map((each) => {
       const remove = () => {
-        pictures = pictures.filter((other) => other !== each);
+        files = files.filter((other) => other !== each);
         draw();
         area.focus();
       };
-      return html("li", {}, image, html("button", { type: "button", class: "quiet", "aria-label": `Leave out ${each.name}`, onclick: remove }, "✕"));
+      return html("li", {}, preview(each), html("button", { type: "button", class: "quiet", "aria-label": `Leave out ${each.name}`, onclick: remove }, "✕"));
     }));
-    list.hidden = pictures.length === 0;
+    list.hidden = files.length === 0;
   };
-  const add = async (files) => {
-    const sees = element.closest(".sees") !== null;
-    const wrong = [...files].filter(({ type, size }) => !TYPES.includes(type) || size > MOST_BYTES);
-    note.textContent = sees
-      ? wrong.map(({ name }) => `${name} is no PNG, JPEG, WebP, GIF or BMP file of at most 16 MB.`).join(" ")
-      : "This model reads text alone. A server that is started with --mmproj reads pictures, too.";
+  const add = async (given) => {
+    const kinds = known();
+    const found = [...given].map((file) => ({ file, of: kinds.find(({ formats }) => file.type in formats) }));
+    const isGood = ({ file, of }) => of && file.size <= MOST_BYTES;
+    const words = kinds.map((each) => each.words).join(", ");
+    note.textContent = kinds.length
+      ? found.filter((each) => !isGood(each)).map(({ file }) => `${file.name} is no ${words} file of at most 16 MB.`).join(" ")
+      : "This model reads text alone. A server that is started with --mmproj reads pictures or sounds, too.";
     note.hidden = note.textContent === "";
-    if (sees) pictures.push(...(await Promise.all([...files].filter((each) => !wrong.includes(each)).map(read))));
+    files.push(...(await Promise.all(found.filter(isGood).map(read))));
     draw();
   };
   const send = () => {
     const text = area.value.trim();
-    if ((!text && pictures.length === 0) || onSend(text, pictures) === false) return;
+    if ((!text && files.length === 0) || onSend(text, files) === false) return;
     area.value = "";
-    pictures = [];
+    files = [];
     note.hidden = true;
     draw();
   };
@@ -314,12 +332,12 @@ function composer(label, action, onSend) {
     event.preventDefault();
     add(event.clipboardData.files);
   });
-  file.addEventListener("change", () => {
-    add([...file.files]);
-    file.value = "";
+  input.addEventListener("change", () => {
+    add([...input.files]);
+    input.value = "";
   });
   const button = html("button", { type: "button", class: "main", onclick: send }, action);
-  const element = html("div", { class: "composer" }, note, list, area, file, choose, button);
+  const element = html("div", { class: "composer" }, note, list, area, input, choose, button);
   element.addEventListener("attach", ({ detail }) => add(detail));
   return element;
 }
@@ -337,10 +355,16 @@ function takesDrops(element, composer) {
   }
 }
 
-function read(file) {
+/** A picture, or a sound with the controls to play it. */
+function preview({ name, url, kind }) {
+  if (kind === "image") return html("img", { src: url, alt: name, title: name });
+  return html("audio", { src: url, controls: true, "aria-label": name, title: name });
+}
+
+function read({ file, of: { kind, formats } }) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
-    reader.onload = () => resolve({ name: file.name, url: reader.result });
+    reader.onload = () => resolve({ name: file.name, url: reader.result, kind, format: formats[file.type] });
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });

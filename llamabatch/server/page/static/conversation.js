@@ -5,8 +5,8 @@ import { chosenModel, events, streamsAreTaken } from "./api.js";
 const TOLD = ["temperature", "top_p", "max_tokens", "seed"]; // numbers of the options, sent where they are given
 
 /**
- * Messages are { role, content, pictures, reasoning, calls, error, note }; `content` is text, `calls` are tool calls,
- * `pictures` are { name, url } with a data: address.
+ * Messages are { role, content, files, reasoning, calls, error, note }; `content` is text, `calls` are tool calls,
+ * `files` are { name, url, kind, format } with a data: address; the kind is "image" or "sound".
  * `state` is "idle", "waiting" (for one of the browser's connections), "asked" or "answering".
  */
 export class Conversation {
@@ -30,8 +30,8 @@ export class Conversation {
   /** The conversation as a text: a heading for each message. */
   toMarkdown() {
     const system = this.options.system ? [{ role: "system", content: this.options.system }] : [];
-    const parts = [...system, ...this.messages].map(({ role, content, pictures, calls, error }) => {
-      const shown = (pictures ?? []).map(({ name }) => `(picture: ${name})`);
+    const parts = [...system, ...this.messages].map(({ role, content, files, calls, error }) => {
+      const shown = (files ?? []).map(({ name, kind }) => `(${kind}: ${name})`);
       const called = (calls ?? []).map(({ name, arguments: text }) => `calls \`${name}(${text})\``);
       return [`## ${role}`, ...shown, content, ...called, error && `(${error})`].filter(Boolean).join("\n\n");
     });
@@ -46,8 +46,8 @@ export class Conversation {
     return !this.isBusy && this.messages.at(-1)?.role === "assistant";
   }
 
-  async ask(text, pictures = []) {
-    this.messages.push({ role: "user", content: text, ...(pictures.length ? { pictures } : {}) });
+  async ask(text, files = []) {
+    this.messages.push({ role: "user", content: text, ...(files.length ? { files } : {}) });
     await this.#answer();
   }
 
@@ -130,9 +130,12 @@ function take(chunk, answer, seconds) {
 
 const isSent = (message) => message.role !== "assistant" || message.content || message.calls?.length;
 
-function asSent({ role, content, pictures, calls }) {
-  if (pictures?.length) {
-    const shown = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+function asSent({ role, content, files, calls }) {
+  if (files?.length) {
+    const shown = files.map(({ url, kind, format }) => {
+      if (kind === "image") return { type: "image_url", image_url: { url } };
+      return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format } };
+    });
     return { role, content: content ? [...shown, { type: "text", text: content }] : shown };
   }
   if (!calls?.length) return { role, content };

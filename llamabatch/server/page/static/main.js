@@ -115,12 +115,12 @@ async function tellModel() {
   try {
     const { data, models } = await get("v1/models");
     const names = data.map(({ id }) => id);
-    const seeing = new Set(models?.filter((each) => each.capabilities?.includes("vision")).map((each) => each.name));
-    const isSeeing = (name) => seeing.has(name) || seeing.has(data.find(({ id }) => id === name).parent);
+    const abilities = new Map(models?.map((each) => [each.name, each.capabilities ?? []]));
+    const abilitiesOf = (name) => abilities.get(name) ?? abilities.get(data.find(({ id }) => id === name).parent) ?? [];
     const several = byId("server-models");
     several.replaceChildren(...names.map((name) => new Option(name)));
     several.hidden = names.length === 1;
-    several.onchange = () => choose(several.value, names.length, isSeeing(several.value));
+    several.onchange = () => choose(several.value, names.length, abilitiesOf(several.value));
     const before = sessionStorage.getItem(MODEL);
     several.value = names.includes(before) ? before : names[0];
     several.onchange();
@@ -133,12 +133,12 @@ async function tellModel() {
 }
 
 /** The model that the page talks to from now on. A server names an adapter as a model, too. */
-function choose(name, count, seesPictures) {
+function choose(name, count, abilities) {
   useModel(count === 1 ? null : name);
   if (count > 1) sessionStorage.setItem(MODEL, name);
   byId("server-model").textContent = count === 1 ? name : "";
   document.title = `${name} · llamabatch`;
-  views.chat.seesPictures = seesPictures;
+  views.chat.reads = [abilities.includes("vision") && "image", abilities.includes("audio") && "sound"].filter(Boolean);
   views.live.restart();
 }
 
