@@ -355,10 +355,11 @@ function takesDrops(element, composer) {
   }
 }
 
-/** A picture, or a sound with the controls to play it. */
+/** A picture, or a sound with its name and the controls to play it. */
 function preview({ name, url, kind }) {
   if (kind === "image") return html("img", { src: url, alt: name, title: name });
-  return html("audio", { src: url, controls: true, "aria-label": name, title: name });
+  const sound = html("audio", { src: url, controls: true, "aria-label": name });
+  return html("figure", { class: "sound" }, sound, html("figcaption", {}, name));
 }
 
 function read({ file, of: { kind, formats } }) {
