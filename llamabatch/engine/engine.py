@@ -337,8 +337,6 @@ class Engine(Closing):
         """
         self._check_open()
         path = absolute(path)
-        if any(token_id < 0 for token_id in token_ids):
-            raise ConfigError("a prefix with media cannot be saved: the file would not name its mmproj file")
         if not self._scheduler.limits.keeps_prefixes:
             raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)

@@ -1,5 +1,8 @@
 """A file with the KV cells of a prefix: facts of the model and engine, the tokens, and llama.cpp's own bytes.
 
+The fact MMPROJ names the encoder of the pictures and sounds among the tokens. It is None in a file of text alone, which
+fits an engine with any mmproj file.
+
 Layout: a magic, the length of a JSON header (uint32, little endian), the header, the token ids (int32), the state, and
 a BLAKE2b digest of everything before the digest.
 """
@@ -23,6 +26,7 @@ from llamabatch.utils.checks import show
 from llamabatch.utils.paths import one_line
 
 _MAGIC = b"LLAMABATCH KV 1\n"
+MMPROJ = "mmproj"
 _MAX_HEADER = 2**20
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -48,7 +52,8 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
         mode: permissions of the file, before the process's umask.
     """
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
-    header = json.dumps({**facts, **sizes}).encode()
+    mmproj = facts.get(MMPROJ) if has_media(prefix.token_ids) else None
+    header = json.dumps({**facts, **sizes, MMPROJ: mmproj}).encode()
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     try:
@@ -61,6 +66,19 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
     except OSError as error:
         part.unlink(missing_ok=True)
         raise InputError(f"the prefix cannot be saved to {one_line(path)}: {error.strerror}") from error
+
+
+def has_media(token_ids: Sequence[int]) -> bool:
+    """Returns True if cells of a picture or a sound are among the tokens. Their ids are below 0."""
+    return min(token_ids) < 0
+
+
+def fits(header: Mapping[str, Any], facts: Mapping[str, Any], token_ids: Sequence[int]) -> bool:
+    """Returns True if a file with this header and these tokens fits an engine with these facts."""
+    own = {name: header.get(name) for name in facts}
+    if has_media(token_ids):
+        return own == facts and own.get(MMPROJ) is not None
+    return {**own, MMPROJ: None} == {**facts, MMPROJ: None}
 
 
 def read(
@@ -111,10 +129,7 @@ class _Reader:
     def read(self, facts: Mapping[str, Any], most_tokens: int, most_bytes: int) -> PrefixFile:
         name, header = self._name, self._header()
         n_tokens, n_bytes = self._size(header, "n_tokens"), self._size(header, "n_bytes")
-        for fact, wanted in facts.items():
-            if header.get(fact) != wanted:
-                found = show(header.get(fact))
-                raise InputError(f"the prefix file {name} is for {fact} {found}; this engine has {wanted!r}")
+        self._check_facts(header, {fact: value for fact, value in facts.items() if fact != MMPROJ})
         if self._left != 4 * n_tokens + n_bytes:
             raise InputError(
                 f"the prefix file {name} is damaged or was cut off: {self._left} bytes follow its header, which tells "
@@ -128,9 +143,17 @@ class _Reader:
         state = self._piece(n_bytes)
         if self._file.read(_DIGEST_BYTES) != self._digest.digest():
             raise InputError(f"the prefix file {name} is damaged or was cut off: its checksum differs")
-        if min(ids) < 0:
-            raise InputError(f"the prefix file {name} has the token id {min(ids)}; ids begin at 0")
+        if has_media(ids):
+            if facts.get(MMPROJ) is None:
+                raise InputError(f"the prefix file {name} has a picture or a sound; load the model with mmproj")
+            self._check_facts(header, {MMPROJ: facts[MMPROJ]})
         return PrefixFile(tuple(ids), state)
+
+    def _check_facts(self, header: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        for fact, wanted in facts.items():
+            if header.get(fact) != wanted:
+                found = show(header.get(fact))
+                raise InputError(f"the prefix file {self._name} is for {fact} {found}; this engine has {wanted!r}")
 
     def read_head(self) -> tuple[dict[str, Any], array[int]]:
         header = self._header()

@@ -70,7 +70,9 @@ class PrefixFolder:
             model, config, ids, state
         )
         self._facts = _facts(model, config)
-        self._home = folder / hashlib.blake2b(json.dumps(self._facts).encode(), digest_size=12).hexdigest()
+        # Text has the same cells with any mmproj file, so that the home does not depend on this file.
+        named = json.dumps({name: value for name, value in self._facts.items() if name != prefix_file.MMPROJ})
+        self._home = folder / hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
         self.n_bytes = 0  # bytes of all files in the folder, as of the last look
         self._changed = threading.Condition()  # guards the attributes that follow
         self._files: dict[StoredPrefix, Path] = {}
@@ -109,8 +111,8 @@ class PrefixFolder:
 
     def wants(self, prefix: StoredPrefix) -> bool:
         count = len(prefix.token_ids)
-        # the cells of a picture also depend on the mmproj file, and the cells of an adapter on the adapter's file
-        if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters or min(prefix.token_ids) < 0:
+        # The cells of an adapter also depend on the adapter's file. A file cannot hold the positions of media_runs.
+        if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters or prefix.media_runs:
             return False
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
@@ -290,7 +292,7 @@ class PrefixFolder:
         for path in sorted(set(self._home.glob(f"{_NAMES}{_SUFFIX}")) - set(self._files.values())):
             try:
                 header, ids = prefix_file.read_head(path)
-                if any(header.get(name) != value for name, value in self._facts.items()):
+                if not prefix_file.fits(header, self._facts, ids):
                     raise InputError(f"{one_line(path)} is of another engine")
                 if len(ids) <= self._n_ctx:
                     self._take_in(path, ids, header)

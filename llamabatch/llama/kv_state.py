@@ -52,7 +52,13 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
         "flash_attn": config.flash_attn,
         "adapters": [],
         "changes": json.dumps(changes) if changes else None,
+        "mmproj": None if model.projector is None else _encoder(model.projector.path, config),
     }
+
+
+def _encoder(path: Path, config: ResolvedConfig) -> str:
+    """Returns a text that names the mmproj file and the options that the cells of its pictures depend on."""
+    return f"{fingerprint(path)}, tokens {config.image_min_tokens} to {config.image_max_tokens}"
 
 
 def kernels(config: ResolvedConfig) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.config import ResolvedConfig
-from llamabatch.errors import ConfigError, EngineClosedError, EngineError, describe
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError, InputError, describe
 from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
@@ -252,7 +252,10 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int) -> bytes | None:
-        """Returns the state of a slot for saving, or None while copies wait for the next decode."""
+        """Returns the state of a slot for saving, or None while copies wait for the next decode. Raises InputError if a
+        file could not hold it."""
+        if self._positions.runs(slot):
+            raise InputError("its pictures have positions of their own in this model, which a file does not hold")
         return None if self._moves.unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:

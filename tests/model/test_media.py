@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from llamabatch import LLM, SamplingParams, columns
 from llamabatch.compat.vllm import LLM as VllmLLM
 from llamabatch.compat.vllm import SamplingParams as VllmSamplingParams
-from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
+from llamabatch.errors import ConfigError, EngineClosedError, InputError, ModelFileError, PromptError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama import projector as projector_module
@@ -262,6 +262,40 @@ def test_embeddings_of_prompts_with_pictures(files, name):
     assert np.allclose(found["mean"], rows.mean(axis=0), atol=1e-4)
     assert np.allclose(found["cls"], rows[0], atol=1e-5)
     assert np.allclose(found["last"], rows[-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2vl"])
+def test_prefixes_with_pictures_outlive_the_process(files, tmp_path, name):
+    """Except for models whose pictures have positions of their own: their prefixes are computed again."""
+    model, kind, _ = FAMILIES[name]
+    if model not in files:
+        pytest.skip("the program that writes this model cannot be compiled")
+    has_own_positions = name == "qwen2vl"
+    text = "What is this? " * (10 if has_own_positions else 80)
+    first = {"prompt": f"{text}<__media__> and why?", "multi_modal_data": {"image": picture(3)}}
+    second = {**first, "prompt": first["prompt"] + " Because it is so. And then?"}
+    options = {"mmproj": files[f"{kind}-{model}"], "n_ctx": 256 if has_own_positions else 1024, "profile": False}
+    with LLM(files[model], n_slots=2, **options) as llm:
+        [wanted] = llm.generate(second, GREEDY)
+        if has_own_positions:
+            with pytest.raises(ConfigError, match="positions of their own"):
+                llm.save_prefix(first, tmp_path / "shown")
+        else:
+            assert llm.save_prefix(first, tmp_path / "shown") > 300
+    with LLM(files[model], cache_disk=tmp_path / "disk", **options) as llm:
+        llm.generate(first, GREEDY)
+    with LLM(files[model], cache_disk=tmp_path / "disk", **options) as llm:
+        [found] = llm.generate(second, GREEDY)
+        assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert (llm.stats().read_tokens > 300) == (not has_own_positions)
+    if not has_own_positions:
+        with LLM(files[model], **options) as llm:
+            llm.load_prefix(tmp_path / "shown")
+            [found] = llm.generate(second, GREEDY)
+            assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+            assert found.num_cached_tokens > 300
+        with LLM(files[model], n_ctx=1024, profile=False) as llm, pytest.raises(InputError, match="model with mmproj"):
+            llm.load_prefix(tmp_path / "shown")
 
 
 def test_requests_that_cannot_be_answered_fail_alone(files):

@@ -56,16 +56,14 @@ class SlotFiles:
         """Writes the last text of a number to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: there is no text, it has a picture or a sound, or the name is no file name (400); other requests
-                needed the cells (503). InputError: the text is too short, or the file cannot be written.
+            ApiError: there is no text, or the name is no file name (400); other requests needed the cells (503).
+            InputError: the text is too short, or the file cannot be written. ConfigError: no engine could load it.
         """
         path = self._path(name)
         token_ids = self._texts.get(number)
         if token_ids is None:
             message = f"no finished request has named id_slot {number}, without an adapter and without cache_salt"
             raise ApiError(400, message, param="id_slot")
-        if min(token_ids) < 0:
-            raise ApiError(400, "the text has a picture or a sound; only texts can be saved", param="id_slot")
         serving, saved = self._serving, tokens_to_save(token_ids)
 
         def prepared(processor: InputProcessor) -> Submission:
@@ -75,6 +73,8 @@ class SlotFiles:
             n_bytes = await serving.on_thread(partial(self._save, saved, path))
             if n_bytes is not None:
                 return len(saved), n_bytes
+            if min(saved) < 0:
+                break  # the tokens do not say which pictures to compute again
             await (await serving.submit(prepared)).outputs()
         raise ApiError(503, CROWDED, headers=retry_after(1))
 

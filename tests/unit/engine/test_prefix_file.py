@@ -73,8 +73,29 @@ def test_a_file_that_ends_before_its_header_is_refused(tmp_path):
     for length in (2**32 - 1, 2**21, 1000):
         with pytest.raises(InputError, match=f"a header of {length} bytes"):
             prefix_file.read(sealed(bad, SIZES, length=length), FACTS)
-    with pytest.raises(InputError, match="token id -1"):
-        prefix_file.read(sealed(bad, SIZES, struct.pack("<40i", *[-1] * 40) + PREFIX.state), FACTS)
+
+
+def test_a_file_with_pictures_is_for_one_mmproj_file(tmp_path):
+    text, shown = tmp_path / "text.kv", tmp_path / "shown.kv"
+    pictured = PrefixFile((1, -7, -9, *range(37)), PREFIX.state)
+    facts = {**FACTS, "mmproj": "of a model"}
+    others = ({**FACTS, "mmproj": None}, FACTS, {**FACTS, "mmproj": "another"})
+    prefix_file.write(text, PREFIX, facts)
+    prefix_file.write(shown, pictured, facts)
+    head, ids = prefix_file.read_head(shown)
+    assert prefix_file.read(shown, facts) == pictured
+    assert prefix_file.fits(head, facts, ids)
+    for other in others:
+        with pytest.raises(InputError, match=r"load the model with mmproj|is for mmproj 'of a model'"):
+            prefix_file.read(shown, other)
+        assert not prefix_file.fits(head, other, ids)
+        assert prefix_file.read(text, other) == PREFIX
+        assert prefix_file.fits(prefix_file.read_head(text)[0], other, PREFIX.token_ids)
+    nameless = struct.pack("<40i", *pictured.token_ids) + PREFIX.state
+    for engine in (facts, *others):
+        with pytest.raises(InputError, match="mmproj"):
+            prefix_file.read(sealed(shown, SIZES, nameless), engine)
+        assert not prefix_file.fits(SIZES, engine, pictured.token_ids)
 
 
 def test_more_than_an_engine_can_hold_is_refused_before_it_is_read(prefix_path, tmp_path):
