@@ -58,10 +58,13 @@ class Embeddings:
         Args:
             generating: running sequences wait for their next token.
         """
-        taken = self._queue.take(generating)
-        if taken and taken[0].media_runs and not self._is_encoded(taken[0], generating):
-            self._queue.put_back(taken[0])
-            return []
+        try:
+            is_encoded = self._encode(ENCODER_BESIDE_S if generating else ENCODER_S)
+        except EngineClosedError:
+            raise
+        except Exception as error:
+            return [_finished(self._queue.pop_encoded(), FinishReason.ERROR, error=describe(error))]
+        taken = [self._queue.pop_encoded()] if is_encoded else self._queue.take(generating)
         if taken and self._hooks is not None:
             self._hooks.admitted([request.request_id for request in taken])
         return self._run(taken) if taken else []
@@ -80,15 +83,10 @@ class Embeddings:
             return [_finished(requests[0], FinishReason.ERROR, error=describe(error))]
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
-    def _is_encoded(self, request: Request, generating: bool) -> bool:
-        """Continues to encode the pictures of a request. Returns True once the request can run, or its error is
-        known."""
-        try:
-            return self._embedder.encodes(request, ENCODER_BESIDE_S if generating else ENCODER_S)
-        except EngineClosedError:
-            raise
-        except Exception:
-            return True  # the run has the same error
+    def _encode(self, seconds: float) -> bool:
+        """Encodes pictures of the request that is next. Returns True once all of them are encoded."""
+        request = self._queue.encoding
+        return request is not None and self._embedder.encodes(request, seconds)
 
     def uses_adapter(self, name: str) -> bool:
         """Returns True if a waiting request uses this adapter."""
@@ -107,6 +105,10 @@ class EmbedQueue:
 
     Args:
         n_pack: the most tokens in a pass of several texts. A longer text gets a larger pass of its own.
+
+    Attributes:
+        encoding: the oldest request with a picture or a sound. It has a pass of its own once its media are encoded, and
+            texts do not wait for it.
     """
 
     def __init__(self, n_pack: int) -> None:
@@ -114,6 +116,7 @@ class EmbedQueue:
         self._waiting: deque[Request] = deque()
         self._ids: set[str] = set()
         self._since = STEPS_BETWEEN
+        self.encoding: Request | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -127,24 +130,28 @@ class EmbedQueue:
 
     def remove(self, request_id: str) -> Request:
         """Removes a waiting request from the queue, and returns it."""
+        if self.encoding is not None and self.encoding.request_id == request_id:
+            return self.pop_encoded()
         self._ids.remove(request_id)
         found = next(request for request in self._waiting if request.request_id == request_id)
         self._waiting.remove(found)
         return found
 
-    def put_back(self, request: Request) -> None:
-        """Queues a taken request again, as the first one of the next step."""
-        self._waiting.appendleft(request)
-        self._ids.add(request.request_id)
-        self._since = STEPS_BETWEEN
+    def pop_encoded(self) -> Request:
+        """Removes and returns the request in `encoding`."""
+        request, self.encoding = self.encoding, None
+        assert request is not None
+        self._ids.remove(request.request_id)
+        return request
 
     def uses(self, name: str) -> bool:
         """Returns True if a waiting request uses this adapter."""
-        return any(name == used for request in self._waiting for used, _ in request.adapters)
+        requests = self._waiting if self.encoding is None else (self.encoding, *self._waiting)
+        return any(name == used for request in requests for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:
-        """Removes and returns the prompts of the next pass: the oldest one that fits, and younger ones that fit and
-        have the same adapters. A prompt with a picture or a sound is alone, because it takes several passes.
+        """Removes and returns the texts of the next pass: the oldest text that fits, and younger ones that fit and have
+        the same adapters. The oldest request with a picture or a sound moves to `encoding`.
 
         Args:
             generating: Running sequences wait for their next token. A step then has at most MOST_BESIDE tokens of
@@ -158,10 +165,16 @@ class EmbedQueue:
         while self._waiting and len(taken) < MAX_TEXTS and len(passed) < LOOK_AHEAD and room > 0:
             request = self._waiting.popleft()
             n = len(request.prompt_token_ids)
-            alike = not taken or (request.adapters == taken[0].adapters and not request.media_runs)
+            if request.media_runs:
+                if self.encoding is None:
+                    self.encoding = request
+                else:
+                    passed.append(request)
+                continue
+            alike = not taken or request.adapters == taken[0].adapters
             if alike and (n <= room or (is_full_pass and not taken)):
                 taken.append(request)
-                room = 0 if request.media_runs else room - n
+                room -= n
             else:
                 passed.append(request)
         self._waiting.extendleft(reversed(passed))

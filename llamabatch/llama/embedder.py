@@ -78,7 +78,14 @@ class Embedder:
         return self._pass(self._batch.fill_texts(texts), [len(ids) for ids in texts])
 
     def encodes(self, request: Request, seconds: float) -> bool:
-        """Encodes the pictures and sounds of a prompt for at most `seconds`. Returns True once all are encoded."""
+        """Encodes the pictures and sounds of a prompt for at most `seconds`. Returns True once all are encoded.
+
+        Raises:
+            EngineError: the encoder failed, or the model cannot read a prompt in several passes.
+            EngineClosedError: the model was closed.
+        """
+        if not self._model.is_causal:
+            raise EngineError("this model reads a text in both directions, in one pass; such a pass has no pictures")
         end = time.perf_counter() + seconds
         return all(
             self._projector.embeddings(request.media[run.media], run.chunk, max(0.0, end - time.perf_counter()))
@@ -90,8 +97,6 @@ class Embedder:
         their tokens are a pass, because llama.cpp does not mix token ids and embeddings in a pass. Raises as `run`."""
         token_ids, at, position = request.prompt_token_ids, 0, 0
         self._prepare(len(token_ids), request.adapters)
-        if not self._lib.llama_get_memory(self._handle):
-            raise EngineError("an encoder of texts has no KV cache, which prompts with pictures or sounds need")
         self.counts.embed_texts += 1
         found: list[tuple[int, array[float]]] = []  # tokens of a pass, and its result
         for run in (*request.media_runs, None):

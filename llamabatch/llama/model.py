@@ -369,9 +369,14 @@ class Model(NativeTokenizer):
         if self.pooling == RANK:
             head = "" if self.labels else ", but its classification head does not have one output for each label"
             return f"a model ({self._arch}) that ranks and classifies texts{head}"
-        if self.metadata.get(f"{self._arch}.attention.causal") == "false":
+        if not self.is_causal:
             return f"an encoder ({self._arch}), which reads a text in both directions and has no next token"
         return None
+
+    @property
+    def is_causal(self) -> bool:
+        """False for a model whose tokens attend to later tokens, too."""
+        return self.metadata.get(f"{self._arch}.attention.causal") != "false"
 
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()

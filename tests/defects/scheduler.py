@@ -91,8 +91,8 @@ DEFECTS = (
     Defect(
         what="texts to embed with different adapters that come together all get the vectors of the first one's adapter",
         file="llamabatch/engine/embedding.py",
-        old="(request.adapters == taken[0].adapters and not request.media_runs)",
-        new="(bool(request.adapters) == bool(taken[0].adapters) and not request.media_runs)",
+        old="alike = not taken or request.adapters == taken[0].adapters",
+        new="alike = not taken or bool(request.adapters) == bool(taken[0].adapters)",
         tests=("tests/unit/engine/test_embedding_queue.py", "tests/model/test_embeddings.py"),
     ),
 )

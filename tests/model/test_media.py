@@ -264,6 +264,33 @@ def test_embeddings_of_prompts_with_pictures(files, name):
     assert np.allclose(found["last"], rows[-1], atol=1e-5)
 
 
+def test_embeddings_of_pictures_by_a_server_and_by_a_model_that_reads_in_both_directions(files):
+    shown = {"prompt": "x <__media__> y", "multi_modal_data": {"image": picture(3)}}
+    buffer = io.BytesIO()
+    Image.fromarray(picture(3)).save(buffer, "PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    given = {"prompt_string": shown["prompt"], "multimodal_data": [data]}
+    parts = [
+        {"type": "text", "text": "x "},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    ]
+    options = {"mmproj": files["mlp-tiny"], "n_ctx": 256, "profile": False}
+    with LLM("tiny", **options) as llm:
+        [wanted] = llm.embed(shown)
+    with TestClient(app("tiny", **options)) as client:
+        ready(client)
+        for more in ({}, {"truncate_prompt_tokens": 10}):  # pictures are not cut
+            answer = client.post("/embedding", json={"content": [given, "text"], **more}).json()
+            assert np.allclose(answer[0]["embedding"][0], wanted, atol=1e-5)
+            body = {"input": {"content": [*parts, {"type": "text", "text": " y"}]}, **more}
+            [answer] = client.post("/v1/embeddings", json=body).json()["data"]
+            assert np.allclose(answer["embedding"], wanted, atol=1e-5)
+    with LLM("tiny", kv_overrides={"llama.attention.causal": False}, **options) as llm:
+        before, refused, after = (llm.embed(each, errors="return")[0] for each in ("a text", shown, "a text"))
+        assert (before == after).all()
+        assert "in both directions" in str(refused)
+
+
 @pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2vl"])
 def test_prefixes_with_pictures_outlive_the_process(files, tmp_path, name):
     """Except for models whose pictures have positions of their own: their prefixes are computed again."""

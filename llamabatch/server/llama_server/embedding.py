@@ -59,17 +59,13 @@ class LlamaEmbeddingBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """Returns one request for each input. Raises InputError."""
-        ids: list[Any] = [
-            each.mapping
-            if isinstance(each, MediaPrompt)
-            else each
-            if isinstance(each, str)
-            else mixed_ids(each, processor)
-            for each in self.inputs
+        inputs: list[Any] = [
+            each if isinstance(each, (str, MediaPrompt)) else mixed_ids(each, processor) for each in self.inputs
         ]
-        given = ids if len(ids) > 1 else ids[0]
-        if self.longest is not None:
-            given = cut_prompts(processor, as_prompts(processor, ids), self.longest, keeps_end=True)
+        if self.longest is None:
+            whole = [each.mapping if isinstance(each, MediaPrompt) else each for each in inputs]
+            return processor.texts(whole if len(whole) > 1 else whole[0], self.adapter_scales(loaded), "raise")
+        given = cut_prompts(processor, as_prompts(processor, inputs), self.longest, keeps_end=True)
         return processor.texts(given, self.adapter_scales(loaded), "raise")
 
 

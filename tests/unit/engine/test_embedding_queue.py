@@ -33,16 +33,19 @@ def names(requests):
     return [request.request_id for request in requests]
 
 
-def test_a_text_with_a_picture_is_alone_in_its_pass_and_the_next_one_if_its_picture_is_not_encoded_yet():
-    shown = replace(text("shown", 20), media_runs=(MediaRun(2, 9, 0, 0, True, 9, 9),))
-    queue = filled([text("a", 5), shown, text("b", 5)])
+def test_texts_do_not_wait_for_the_pictures_of_other_requests():
+    shown, later = (replace(text(name, 20, A), media_runs=(MediaRun(2, 9, 0, 0, True, 9, 9),)) for name in "xy")
+    queue = filled([text("a", 5), shown, later, text("b", 5)])
+    assert queue.encoding is None
     assert names(queue.take(False)) == ["a", "b"]
-    assert queue.take(False) == [shown]
+    assert queue.encoding is shown
     queue.add(text("c", 5))
-    queue.put_back(shown)
-    assert len(queue) == 2
-    assert queue.take(True) == [shown]
-    assert names(queue.take(False)) == ["c"]
+    assert names(queue.take(True)) == ["c"]
+    assert (len(queue), "x" in queue, queue.uses("a")) == (2, True, True)
+    assert queue.pop_encoded() is shown
+    assert queue.take(False) == []
+    assert queue.remove("y") is later
+    assert (len(queue), queue.encoding, queue.uses("a")) == (0, None, False)
 
 
 @given(
