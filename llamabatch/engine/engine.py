@@ -442,6 +442,7 @@ class Engine(Closing):
                 self._speculation.close()
             self._embeddings.close()
             self._runner.close()
+            self._scheduler.prefix_cache.store.close()
             self.model.close(reason)
 
     def _keep_all(self) -> None:

@@ -274,6 +274,12 @@ class PrefixStore:
         for prefix in self._pending:
             prefix.is_dropped = prefix.is_dropped or unwanted(prefix.key)
 
+    def close(self) -> None:
+        """Frees all states. The garbage collector would free them later, since objects of the scheduler refer to one
+        another."""
+        for prefix in itertools.chain(self._all(), self._files.values()):
+            prefix.state = None
+
     def discard(self, prefix: StoredPrefix) -> None:
         """Frees a checkpoint that cannot be used, in memory and on disk. It fills no slot any more."""
         prefix.is_dropped = True

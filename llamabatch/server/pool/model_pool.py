@@ -210,7 +210,13 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using(
-        self, model: PooledModel, loads: bool | None = None, *, looks: bool = False, holds: bool = True
+        self,
+        model: PooledModel,
+        loads: bool | None = None,
+        *,
+        looks: bool = False,
+        holds: bool = True,
+        keep_s: float | None = None,
     ) -> AsyncIterator[None]:
         """Loads a model, unless it is loaded, and keeps it loaded until the end of the block.
 
@@ -219,6 +225,8 @@ class ModelPool:
             looks: True: the block only reads, so its end does not restart the idle time of the model.
             holds: True: the model is not unloaded before the end of the block. False: it may be unloaded earlier, since
                 the request may last as long as a page is open.
+            keep_s: the seconds without a request after which the model sleeps, counted from the end of the block;
+                math.inf: never; None: by its options. A block that only reads changes nothing.
 
         Raises:
             ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
@@ -244,7 +252,7 @@ class ModelPool:
         finally:
             model.n_users -= 1
             if not looks:
-                model.used_s = _now()
+                model.used_s, model.keep_s = _now(), keep_s
             self._look()
 
     def is_open(self, model: PooledModel) -> bool:
@@ -283,11 +291,6 @@ class ModelPool:
         if idle_s == math.inf:
             return None
         return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
-
-    def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """Sets the seconds without a request after which a model sleeps; math.inf: never; None: by its options."""
-        model.keep_s = seconds
-        self._look()
 
     async def reload(self) -> None:
         """Adds new models, and removes models that are not loaded and whose files are gone.

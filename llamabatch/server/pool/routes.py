@@ -227,14 +227,12 @@ class _Dispatch:
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
         looks = scope["method"] in ("GET", "HEAD")
         holds = not looks or path.startswith(_FILES)
-        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks, holds=holds)
+        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks, holds=holds, keep_s=_seconds(keep))
         if streams and not pool.is_open(model):
             await _streamed(pool, model, use, ping_s, scope, receive, send)
         else:
             async with use:
                 await model.app(scope, receive, send)
-        if not looks:
-            pool.keep(model, _seconds(keep))
 
 
 async def _streamed(

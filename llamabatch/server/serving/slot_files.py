@@ -62,7 +62,9 @@ class SlotFiles:
         path = self._path(name)
         token_ids = self._texts.get(number)
         if token_ids is None:
-            message = f"no finished request has named id_slot {number}, without an adapter and without cache_salt"
+            message = (
+                f"the last request with id_slot {number} is not finished, has an adapter or a cache_salt, or is missing"
+            )
             raise ApiError(400, message, param="id_slot")
         serving, saved = self._serving, tokens_to_save(token_ids)
 

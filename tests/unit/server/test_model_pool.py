@@ -86,9 +86,11 @@ class House:
     def __getitem__(self, name: str) -> PooledModel:
         return self.pool.find(name)
 
-    async def ask(self, name: str, seconds: float = 1.0, loads: bool | None = None) -> float:
+    async def ask(
+        self, name: str, seconds: float = 1.0, loads: bool | None = None, keep_s: float | None = None
+    ) -> float:
         """Uses a model for some seconds, as a request does. Returns the time of the end."""
-        async with self.pool.using(self[name], loads):
+        async with self.pool.using(self[name], loads, keep_s=keep_s):
             assert self[name].state == "loaded"
             await asyncio.sleep(seconds)
         return asyncio.get_running_loop().time()
@@ -260,13 +262,16 @@ def test_idle_models_sleep_and_requests_wake_them():
         await asyncio.sleep(0.1)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
         await house.ask("a")
-        house.pool.keep(house["a"], math.inf)
+        await house.ask("a", keep_s=math.inf)
         await asyncio.sleep(1000)
         assert house.states == {"a": "loaded", "b": "sleeping"}
         assert house.pool.left_s(house["a"]) is None
-        house.pool.keep(house["a"], 0)
+        await house.ask("a", keep_s=0)
         await asyncio.sleep(0.5)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
+        await house.ask("a", keep_s=300)  # the wish of the request before must not hold for this one
+        await asyncio.sleep(0.5)
+        assert house.states == {"a": "loaded", "b": "sleeping"}
 
     run(work())
 
@@ -299,13 +304,12 @@ def test_a_wish_to_keep_a_model_holds_until_the_next_one():
     async def work() -> None:
         house = House(10, 10, sleep_idle_s=5.0)
         house["b"].spec.sleep_idle_s = 20.0
-        await house.ask("a")
+        await house.ask("a", keep_s=math.inf)
         await house.ask("b")
-        house.pool.keep(house["a"], math.inf)
         await asyncio.sleep(19)
         assert house.states == {"a": "loaded", "b": "loaded"}
-        house.pool.keep(house["a"], None)
-        await asyncio.sleep(2)
+        await house.ask("a")
+        await asyncio.sleep(6)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
 
     run(work())

@@ -65,7 +65,7 @@ def test_a_file_is_freed_when_no_number_needs_it(client, tmp_path):
 @pytest.mark.parametrize(
     ("number", "action", "name", "status", "words"),
     [
-        (0, "save", "a.bin", 400, "no finished request has named id_slot 0"),
+        (0, "save", "a.bin", 400, "the last request with id_slot 0 is not finished"),
         (0, "restore", "a.bin", 400, "a.bin"),
         (0, "restore", "b/a.bin", 400, "without a folder"),
         (0, "restore", ".a", 400, "without a dot in front"),
@@ -100,7 +100,10 @@ def test_a_request_that_is_not_kept_replaces_the_text(client):
     for more in ({"cache_salt": "s"}, {"id_slot": 99}):
         answer = client.post("/completion", json={"prompt": TEXT, "id_slot": 0, "n_predict": 4} | more)
         assert answer.headers["X-Llamabatch-Ignored"] == "id_slot"
-    assert "no finished request has named id_slot 0, without" in act(client, 0, "save").json()["error"]["message"]
+    assert (
+        "the last request with id_slot 0 is not finished, has an adapter"
+        in act(client, 0, "save").json()["error"]["message"]
+    )
 
 
 def test_files_are_for_their_user_alone(client, tmp_path):
