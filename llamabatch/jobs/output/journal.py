@@ -172,7 +172,6 @@ class Checksums:
     """
 
     def __init__(self, own: OwnFiles, path: Path, n_lines: int) -> None:
-        self._own = own
         self._file = own.open(path, "sums")
         self._start = len(own.header("sums"))
         size = self._start + n_lines * _SUM.size

@@ -214,11 +214,6 @@ class Output(RecordWriter):
         """The seed of the job, 0 .. 2**63 - 1. A resumed job has the same seed."""
         return self._job.manifest.seed
 
-    @property
-    def n_done(self) -> int:
-        """The number of rows in the files."""
-        return self.n_before if self._journal is None else self._journal.n_done
-
     def is_done(self, number: int) -> bool:
         """Returns True if the row of this number is in the files; False for rows of other shards."""
         index = self._shard.index(number)

@@ -39,7 +39,6 @@ class StreamOutput(RecordWriter):
         self._next = 0
         self._waiting: dict[int, bytes] = {}
         self._torn = False
-        self.n_done = 0
 
     def is_done(self, number: int) -> bool:
         """Returns False: a stream has no rows of an earlier run."""
@@ -50,7 +49,6 @@ class StreamOutput(RecordWriter):
         index, line = self._shard.index(number), to_line(record)
         if index is None or index < self._next or index in self._waiting:
             raise ValueError(f"row {number} is not due")
-        self.n_done += 1
         if self.options.order == "finished":
             self._write(line)
             return
@@ -69,8 +67,6 @@ class StreamOutput(RecordWriter):
 
     def sync_if_due(self) -> None:
         """Does nothing: a stream is not synced."""
-
-    sync = sync_if_due
 
     def finish(self) -> None:
         """Ends the output after the last row. Raises ValueError: a row is missing."""

@@ -16,7 +16,7 @@ from llamabatch.errors import InputError, PromptError, SamplingError
 from llamabatch.request.media import Kind
 from llamabatch.request.parameter_names import ALIASES
 from llamabatch.server.http.errors import ApiError
-from llamabatch.utils.checks import boolean, choice, integer, nearest, number, present, show
+from llamabatch.utils.checks import boolean, choice, integer, nearest, present, show
 
 logger = logging.getLogger(__name__)
 
@@ -280,11 +280,6 @@ class Body:
         """Removes and returns the value of an integer field. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else integer(SamplingError, name, value, low, high)
-
-    def number(self, name: str, low: float, high: float) -> float | None:
-        """Removes and returns the value of a number field. Raises SamplingError."""
-        value = self.take(name)
-        return None if value is None else number(SamplingError, name, value, low, high)
 
     def choice(self, name: str, known: Iterable[str]) -> str | None:
         """Removes and returns a value that must be one of `known`. Raises SamplingError."""
