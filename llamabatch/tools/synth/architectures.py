@@ -18,7 +18,8 @@ _PLAIN = ("llama", "qwen2")  # architectures that need no metadata beyond that o
 
 @dataclass(frozen=True)
 class Weights:
-    """A tensor without its type. Contains `values`, or else random weights with the standard deviation `std`."""
+    """A tensor without its type: `matrices` matrices of rows x columns. Contains `values`, or else random weights with
+    the standard deviation `std`."""
 
     name: str
     rows: int

@@ -81,9 +81,9 @@ class Shape:
         return self.layers[layer] if self.layers else ATTENTION
 
 
-def _qwen(n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
+def _qwen(n_layer: int, n_embd: int, n_ff: int, n_head: int) -> Shape:
     head_dim = n_embd // n_head
-    return Shape("qwen2", n_layer, n_embd, n_ff, n_head, n_head_kv, head_dim, 151_936, 32_768, 1e6, 1e-6, tied=True)
+    return Shape("qwen2", n_layer, n_embd, n_ff, n_head, 2, head_dim, 151_936, 32_768, 1e6, 1e-6, tied=True)
 
 
 def _llama(n_layer: int, n_embd: int, n_ff: int, n_head: int, tied: bool, rope_factor: float) -> Shape:
@@ -109,8 +109,8 @@ def _lfm2(n_embd: int, n_ff: int) -> Shape:
 
 
 SHAPES: dict[str, Shape] = {
-    "qwen2.5-0.5b": _qwen(24, 896, 4864, 14, 2),
-    "qwen2.5-1.5b": _qwen(28, 1536, 8960, 12, 2),
+    "qwen2.5-0.5b": _qwen(24, 896, 4864, 14),
+    "qwen2.5-1.5b": _qwen(28, 1536, 8960, 12),
     "llama-3.2-1b": _llama(16, 2048, 8192, 32, tied=True, rope_factor=32.0),
     "llama-3.2-3b": _llama(28, 3072, 8192, 24, tied=True, rope_factor=32.0),
     "llama-3.1-8b": _llama(32, 4096, 14336, 32, tied=False, rope_factor=8.0),

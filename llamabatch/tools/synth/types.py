@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from llamabatch.tools.synth.architectures import Weights, weights_of
 from llamabatch.tools.synth.blocks import F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0, BlockType
@@ -17,18 +16,11 @@ _SMALLER_BLOCKS = {"Q4_K": Q5_0, "Q6_K": Q8_0}  # type with blocks of 256 weight
 _UNQUANTISED = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor to write: `matrices` matrices of rows x columns. Contains `values`, or else random weights with the
-    standard deviation `std`."""
+@dataclass(frozen=True, kw_only=True)
+class Tensor(Weights):
+    """A tensor to write."""
 
-    name: str
     kind: BlockType
-    rows: int
-    columns: int
-    std: float
-    values: Any = None
-    matrices: int = 1
 
     @property
     def blocks(self) -> int:
@@ -49,8 +41,7 @@ def tensors_of(shape: Shape, quant: str) -> Iterator[Tensor]:
     better = {name for i, name in enumerate(values) if _more_bits(i, len(values))}
     better |= {name for i, name in enumerate(downs) if _more_bits(i, shape.n_layer)}
     for part in parts:
-        kind = _type(part, quant, shape.tied, part.name in better)
-        yield Tensor(part.name, kind, part.rows, part.columns, part.std, part.values, part.matrices)
+        yield Tensor(**vars(part), kind=_type(part, quant, shape.tied, part.name in better))
 
 
 def _type(part: Weights, quant: str, tied: bool, is_better: bool) -> BlockType:
