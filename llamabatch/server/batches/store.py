@@ -218,7 +218,7 @@ class Store:
         with self.mutex:
             now = time.monotonic()
             if now - self._measured_at >= self._look_s:
-                self._measured, self._measured_at = _bytes_below(self.folder), now
+                self._measured, self._measured_at = sum(_sizes(self.folder)), now
                 self._look_s = max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - now))
             return self._measured + self._reserved
 
@@ -311,12 +311,8 @@ def write_whole(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def _bytes_below(folder: Path) -> int:
-    """Returns the bytes of all files below a folder. Files that vanish during the call do not count."""
-    return sum(_sizes(folder))
-
-
 def _sizes(folder: Path) -> Iterable[int]:
+    """Yields the bytes of each file below a folder. Files that vanish during the call do not count."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
