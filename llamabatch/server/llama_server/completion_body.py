@@ -18,8 +18,6 @@ from llamabatch.utils.checks import show
 
 MAX_FIELDS = 256  # names in response_fields
 
-USUAL: Mapping[str, Any] = {"max_tokens": None}
-
 _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 
 COMPLETION: Fields = {
@@ -138,7 +136,7 @@ def _own(body: Body, rules: Rules) -> dict[str, Any]:
     fields = body.take("response_fields") or []
     if not isinstance(fields, list) or len(fields) > MAX_FIELDS or not all(isinstance(each, str) for each in fields):
         raise SamplingError(f"response_fields is {show(fields)}; give a list of at most {MAX_FIELDS} names")
-    found = read_generation(body, rules, USUAL)
+    found = read_generation(body, rules)
     if found["no_output"] and found["params"].n_copies > 1:
         raise SamplingError(f"n is {found['params'].n_copies} with n_predict 0, which generates nothing; leave n out")
     return {**found, "limit_ms": max(0, limit), "fields": tuple(fields)}

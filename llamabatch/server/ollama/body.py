@@ -15,7 +15,7 @@ from llamabatch.request.parameter_names import ALIASES
 from llamabatch.request.sampling_params import MAX_TOKEN_ID, PARAMETERS
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
+from llamabatch.server.request.chat_body import ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
 from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
@@ -173,7 +173,7 @@ def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation |
     fields = _fields(given)
     inner = Body(fields, GENERATION, rules)
     ignored = tuple(given.ignored)
-    found = read_generation(inner, rules, USUAL)
+    found = read_generation(inner, rules)
     found["form"] = found["form"] and "format"
     found |= {"ignored": (*ignored, *found["ignored"]), "ping_s": 0.0}
     return RawBody(prompt=prompt, **found) if raw else GapBody(gap=Gap(prompt, suffix), before=context, **found)

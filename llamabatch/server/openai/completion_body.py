@@ -14,9 +14,7 @@ from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
-# The defaults of OpenAI's documentation. They apply if neither the body nor the server sets a value.
-USUAL: Mapping[str, Any] = {"max_tokens": 16}
-
+_USUAL_TOKENS = 16  # the limit of OpenAI's documentation, if neither the body nor the server sets one
 
 COMPLETION: Fields = {
     **GENERATION,
@@ -71,7 +69,7 @@ def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Completion
     given = Body(body, COMPLETION, rules)
     prompts = read_prompts("prompt", given.needed("prompt", "a text, token ids, or a list of them"))
     echo, add_special = given.boolean("echo"), given.boolean("add_special_tokens", True)
-    generation = read_generation(given, rules, USUAL)
+    generation = read_generation(given, rules, max_tokens=_USUAL_TOKENS)
     params = generation["params"]
     wanted = params.prompt_logprobs is not None
     if generation["no_output"] and params.n_copies > 1:

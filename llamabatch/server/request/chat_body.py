@@ -31,9 +31,6 @@ _REASONING_FORMATS = ("none", "auto", "deepseek")
 # Template variables that programs send to every model, even to one whose template does not read them.
 _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
 
-# Values of SamplingParams if neither the body nor the server sets them: a chat runs until the model stops.
-USUAL: Mapping[str, Any] = {"max_tokens": None}
-
 _MEDIA = {
     **dict.fromkeys(PICTURE_TYPES, "images"),
     **dict.fromkeys(SOUND_TYPES, "audio"),
@@ -189,7 +186,7 @@ def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
         "functions": functions,
         "include_reasoning": given.boolean("include_reasoning", True),
     }
-    return ChatBody(**found, **read_generation(given, rules, USUAL, chat=True))
+    return ChatBody(**found, **read_generation(given, rules, chat=True))
 
 
 def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]) -> ChatBody:

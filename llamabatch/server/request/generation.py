@@ -136,11 +136,11 @@ class Generation(ABC):
         return scales_of(self.adapters, self.lora, loaded)
 
 
-def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
+def read_generation(body: Body, rules: Rules, *, max_tokens: int | None = None, chat: bool = False) -> dict[str, Any]:
     """Reads the values of a Generation by name. The reader of the endpoint must remove its own fields first.
 
     Args:
-        usual: values of SamplingParams, used if neither the body nor the server's options set them.
+        max_tokens: the limit if neither the body nor the server's options set one; None: no limit.
         chat: True: logprobs is a boolean, and top_logprobs is the number of logprobs, as in a chat.
 
     Raises:
@@ -175,7 +175,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
     found |= _stream_options(body, found["stream"])
     found["form"] = _form(body)
     given = _params(body, found["service_tier"], chat)
-    params = SamplingParams.from_options(**{**usual, **rules.sampling, **given})
+    params = SamplingParams.from_options(**{"max_tokens": max_tokens, **rules.sampling, **given})
     if rules.timeout_s is not None:
         deadline = rules.timeout_s if params.deadline_s is None else min(params.deadline_s, rules.timeout_s)
         params = dataclasses.replace(params, deadline_s=deadline)
