@@ -8,6 +8,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
@@ -27,15 +28,7 @@ class CompareProgress(HasBar):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._label, self._total = "", 0
         if self._console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-            )
+            self._bar = _bar(self._console, MofNCompleteColumn())
 
     def start(self, label: str, total: int) -> None:
         self._label, self._total = label, total
@@ -62,15 +55,7 @@ class TuneProgress(HasBar):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._title, self._share, self._done, self._before = "", 0.0, 0.0, 0.0
         if self._console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-            )
+            self._bar = _bar(self._console, TaskProgressColumn())
             self._task = self._bar.add_task("loading", total=1.0)
 
     def start(self, title: str, share: float) -> None:
@@ -90,3 +75,8 @@ class TuneProgress(HasBar):
         if self._bar is not None:
             completed = self._before + self._share * self._done
             self._bar.update(self._task, description=escape(self._title), completed=completed)
+
+
+def _bar(console: Console, done: ProgressColumn) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), done, TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
