@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 import sys
+
+from llamabatch.utils.system import command_output
 
 
 def cpu_name() -> str:
@@ -48,12 +48,4 @@ def _sysctl_flags() -> frozenset[str]:
 
 
 def _sysctl(name: str) -> str:
-    if shutil.which("sysctl") is None:
-        return ""
-    try:
-        done = subprocess.run(
-            ["sysctl", "-n", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return command_output("sysctl", "-n", name).strip()

@@ -6,8 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -28,6 +26,7 @@ from llamabatch.sampling import native
 from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.checks import counted
 from llamabatch.utils.cures import in_checkout, patched_build
+from llamabatch.utils.system import command_output
 from llamabatch.utils.version import __version__
 
 
@@ -456,17 +455,4 @@ def _gib(n_bytes: int) -> str:
 
 
 def _has_nvidia_gpu() -> bool:
-    return "GPU 0" in _output("nvidia-smi", "-L")
-
-
-def _output(*command: str) -> str:
-    """Returns the standard output of a command; empty if the command is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return "GPU 0" in command_output("nvidia-smi", "-L")

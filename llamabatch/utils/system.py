@@ -1,4 +1,4 @@
-"""Differences between Linux, macOS and Windows: signals, locks, limits, cores, sockets, files of the kernel.
+"""Differences between Linux, macOS and Windows: signals, locks, limits, cores, sockets, files of the kernel, commands.
 
 The other subpackages call these functions, and use no names that one of the systems lacks. If a system lacks a feature,
 the function's return value says so, and nothing is raised.
@@ -137,6 +137,17 @@ def kernel_lines(path: str) -> list[str]:
             return lines.read().splitlines()
     except OSError:
         return []
+
+
+def command_output(*command: str) -> str:
+    """Returns the standard output of a command, such as "sysctl"; empty if the command is missing or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def edit_lines(complete: Callable[[str, int], str | None], delimiters: str) -> None:

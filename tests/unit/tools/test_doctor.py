@@ -51,7 +51,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(library, "library_info", lambda: machine.info)
     monkeypatch.setattr(library, "extra_bufts_safe", lambda: machine.safe)
     monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f", "amx_int8"}))
-    monkeypatch.setattr(doctor, "_output", lambda *command: "")
+    monkeypatch.setattr(doctor, "command_output", lambda *command: "")
     monkeypatch.setattr(doctor.native, "why_not", lambda: "")
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
     monkeypatch.setattr(doctor, "_gib", lambda n_bytes: "8.0 GiB")  # free memory would change from call to call
@@ -117,7 +117,7 @@ def test_unused_instructions_are_named(machine):
 
 
 def test_a_gpu_that_the_build_ignores(machine, monkeypatch):
-    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    monkeypatch.setattr(doctor, "command_output", lambda *command: "GPU 0: a card")
     assert "BACKEND=cuda" in finding("gpu").cure
     card = DeviceInfo("CUDA0", "a card", "gpu", 1 << 30, 8 << 30)
     machine.info = info(supports_gpu_offload=True, devices=(*machine.info.devices, card))
@@ -207,7 +207,7 @@ def test_the_cure_of_a_stock_build_is_one_that_is_at_hand(machine, monkeypatch, 
     monkeypatch.setattr(cures, "has_wheels", lambda: wheels)
     machine.info = info(marker=None)
     assert finding("patches").cure.startswith(cure)
-    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    monkeypatch.setattr(doctor, "command_output", lambda *command: "GPU 0: a card")
     assert ("make setup BACKEND=cuda" if checkout else "llamabatch build --backend cuda") in finding("gpu").cure
 
 
@@ -225,7 +225,7 @@ def test_each_extra_is_there_in_part_or_not(machine, monkeypatch):
         assert (check.status, check.cure) == (Status.OK, "")
         for told in ("not installed", extra.use, f'pip install "llamabatch[{name}]"', *extra.modules):
             assert told in check.detail
-    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    monkeypatch.setattr(doctor, "command_output", lambda *command: "GPU 0: a card")
     assert finding("extra gpu").cure == 'pip install "llamabatch[gpu]"'
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
     check = finding("extra tools")
