@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import PromptError
@@ -137,14 +136,8 @@ def read_messages(body: Mapping[str, Any], rules: Rules = RULES, betas: Iterable
     given.take("cache_control")
     if is_begun(conversation):
         chat["continue_final_message"] = True
-    ignored = tuple(given.ignored)
     names = {"stop": "stop_sequences", "response_format": "output_config.format"}
-    read = read_as_chat({**given.rest(), **chat}, rules, names)
-    return _with_ignored(read, ignored)
-
-
-def _with_ignored(chat: ChatBody, names: tuple[str, ...]) -> ChatBody:
-    return replace(chat, ignored=(*names, *chat.ignored)) if names else chat
+    return read_as_chat({**given.rest(), **chat}, rules, names, given.ignored)
 
 
 def _system(system: object, given: Body) -> list[Json]:

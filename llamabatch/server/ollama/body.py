@@ -204,11 +204,9 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
     fields = _fields(given)
     if "logprobs" in fields:  # a chat has two fields for logprobs, other bodies have one
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
-    ignored = tuple(given.ignored)
     names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
     names |= {"response_format": "format", "guided_json": "format"}
-    read = read_as_chat({**fields, **chat}, rules, names)
-    return replace(read, ignored=(*ignored, *read.ignored), ping_s=0.0)
+    return replace(read_as_chat({**fields, **chat}, rules, names, given.ignored), ping_s=0.0)
 
 
 def _fields(given: Body) -> Json:

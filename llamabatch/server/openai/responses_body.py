@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from llamabatch.errors import PromptError
@@ -160,11 +160,8 @@ def read_responses(
     metadata_of(given.take("metadata"))
     given.integer("max_tool_calls", 0, 2**31 - 1)
     given.take("stream_options")
-    ignored = tuple(given.ignored)
     names = {"messages": "input", "response_format": "text.format"}
-    read = read_as_chat({**given.rest(), **chat}, rules, names)
-    if ignored:
-        read = replace(read, ignored=(*ignored, *read.ignored))
+    read = read_as_chat({**given.rest(), **chat}, rules, names, given.ignored)
     repeated = _repeated(body, read) | {"store": keeps}
     kept = tuple(items) if keeps else None
     return ResponsesBody(read, repeated, wants_logprobs, namespaced, frozenset(custom), kept)

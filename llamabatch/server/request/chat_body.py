@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,15 +189,17 @@ def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
     return ChatBody(**found, **read_generation(given, rules, chat=True))
 
 
-def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]) -> ChatBody:
+def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str], ignored: Iterable[str]) -> ChatBody:
     """Reads a ChatBody from a chat body that was converted from another dialect. Raises ApiError.
 
     Args:
         names: maps a chat field to the dialect's name of the field, for error messages.
+        ignored: the ignored fields of the dialect's body.
     """
     try:
         read = read_chat(body, rules)
-        return replace(read, form=names.get(read.form, read.form)) if read.form else read
+        form = read.form and names.get(read.form, read.form)
+        return replace(read, form=form, ignored=(*ignored, *read.ignored))
     except ApiError as error:
         own = names.get(error.param or "")
         if own is None or error.param is None:
