@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,16 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
             engine = {field.name: values.pop(field.name) for field in chosen}
             return command(engine={name: value for name, value in engine.items() if value is not None}, **values)
 
-        decorated: Command = wrapped
-        for field in reversed(chosen):
-            decorated = _option(field)(decorated)
-        return decorated
+        return _with_options(wrapped, [_option(field) for field in chosen])
 
     return decorate
+
+
+def _with_options(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """Returns the command with options, which the help shows in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def variable_of(name: str) -> str:
@@ -232,10 +236,7 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
         except ContextLengthError as error:
             raise ContextLengthError(f"{error}{_CURE}") from None
 
-    decorated: Command = wrapped
-    for option in reversed((*(_OF_CHAT if is_chat else _SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
-        decorated = option(decorated)
-    return decorated
+    return _with_options(wrapped, (*(_OF_CHAT if is_chat else _SHORT if short else _LONG), *_SAMPLING_OPTIONS))
 
 
 def form_options(command: Command) -> Command:
@@ -264,10 +265,7 @@ def form_options(command: Command) -> Command:
                 raise
             raise SamplingError(str(error).replace(LENIENT, "--lenient")) from None
 
-    decorated: Command = wrapped
-    for option in reversed(_FORM_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return _with_options(wrapped, _FORM_OPTIONS)
 
 
 def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
