@@ -15,11 +15,11 @@ from llamabatch.request.outputs import (
     chat_reason,
 )
 from llamabatch.request.tool_calls import ToolCallDelta
-from llamabatch.server.http.errors import ApiError, check_ends
+from llamabatch.server.http.errors import check_ends
 from llamabatch.server.openai.chunks import (
+    EventWriter,
     Head,
     Usage,
-    error_event,
     last_event,
     llama_server_extras,
     prompt_logprobs_of,
@@ -85,7 +85,7 @@ def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, body: ChatBody, head: 
     return {"content": Rows(logprobs, lambda given: chat_logprob(given, head.piece, body.params.logprobs))}
 
 
-class ChatChunks:
+class ChatChunks(EventWriter):
     """A writer of the events of a streamed chat. A choice's first event has the role, its last event the finish_reason.
 
     Args:
@@ -123,15 +123,9 @@ class ChatChunks:
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
         return weight_of_pieces(outputs) > LIGHT or self._counts(outputs)
 
-    def end_takes_long(self) -> bool:
-        return False
-
     def end(self) -> list[bytes]:
         """Returns the last events: usage and timings if the request asks for them, and [DONE]."""
         return [last_event(self._head, self._usage, self._finished, self._body) + DONE]
-
-    def error(self, error: ApiError) -> bytes:
-        return error_event(error)
 
     def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
         """Returns True if an output ends and its thinking must be tokenized to count the tokens."""

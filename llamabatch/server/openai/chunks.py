@@ -98,9 +98,15 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     return usage
 
 
-def error_event(error: ApiError) -> bytes:
-    """Returns the event of an error in a stream."""
-    return f"data: {dump(error.to_openai())}\n\n".encode()
+class EventWriter:
+    """Base of the writers of events."""
+
+    def end_takes_long(self) -> bool:
+        return False
+
+    def error(self, error: ApiError) -> bytes:
+        """Returns the event of an error, the last event of the stream."""
+        return f"data: {dump(error.to_openai())}\n\n".encode()
 
 
 def usage_part(usage: Usage, body: Generation) -> str:

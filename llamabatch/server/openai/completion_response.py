@@ -7,11 +7,11 @@ from typing import Any
 
 from llamabatch.request.logprobs import TextOffsets, TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
-from llamabatch.server.http.errors import ApiError, check_ends
+from llamabatch.server.http.errors import check_ends
 from llamabatch.server.openai.chunks import (
+    EventWriter,
     Head,
     Usage,
-    error_event,
     last_event,
     llama_server_extras,
     prompt_logprobs_of,
@@ -131,7 +131,7 @@ class LogprobsRecord:
         return f"token_id:{token_id}" if self._as_ids else text
 
 
-class CompletionChunks:
+class CompletionChunks(EventWriter):
     """A writer of the events of a streamed completion. The last event of each choice has its finish_reason.
 
     Args:
@@ -184,16 +184,9 @@ class CompletionChunks:
             self._held is not None and any(each.finished is not None for each in outputs)
         )
 
-    def end_takes_long(self) -> bool:
-        return False
-
     def end(self) -> list[bytes]:
         """Returns the last events: usage and timings if the request asks for them, and [DONE]."""
         return [last_event(self._head, self._ended, self._outputs, self._body) + DONE]
-
-    def error(self, error: ApiError) -> bytes:
-        """Returns the event of an error, the last event of the stream."""
-        return error_event(error)
 
     def _usage_part(self) -> str:
         return usage_part(self._usage, self._body)

@@ -16,7 +16,7 @@ from llamabatch.request.media import SOUND
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.server.batches.upload import Form
 from llamabatch.server.http.errors import ApiError, check_ends
-from llamabatch.server.openai.chunks import error_event
+from llamabatch.server.openai.chunks import EventWriter
 from llamabatch.server.request.body import Field, Fields, Json, timeout_of
 from llamabatch.server.request.chat_body import ChatBody, read_chat
 from llamabatch.server.request.reading import rules_of, with_model
@@ -125,14 +125,11 @@ def _whole(output: RequestOutput) -> Json:
     return {"text": output.outputs[0].text.strip(), "usage": usage | {"total_tokens": n_input + n_output}}
 
 
-class _TextChunks:
+class _TextChunks(EventWriter):
     def __init__(self) -> None:
         self._last: RequestOutput | None = None
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        return False
-
-    def end_takes_long(self) -> bool:
         return False
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
@@ -145,9 +142,6 @@ class _TextChunks:
         assert self._last is not None
         yield _event({"type": "transcript.text.done", **_whole(self._last)})
         yield DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return error_event(error)
 
 
 def _event(document: Json) -> bytes:
