@@ -146,7 +146,7 @@ def _system(system: object, given: Body) -> list[Json]:
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else _blocks("system", system)
     texts = [_text_of(f"system[{number}]", block) for number, block in enumerate(blocks)]
     if texts:
-        texts[0] = optional.without_service_line(given, "system[0]", texts[0])
+        texts[0] = optional.without_service_line(given, texts[0])
     text = "\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 

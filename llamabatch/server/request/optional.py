@@ -107,13 +107,13 @@ def ignore_betas(given: Body, headers: Iterable[str]) -> None:
             given.ignore(f"{BETA_HEADER}:{name}", name, "no field needs a beta here")
 
 
-def without_service_line(given: Body, place: str, text: str) -> str:
-    """Returns a system prompt without a first line for a service. A header names the line. Raises ApiError if the
-    server is strict."""
+def without_service_line(given: Body, text: str) -> str:
+    """Returns the first text of a system prompt without a first line for a service. A header names the line. Raises
+    ApiError if the server is strict."""
     line = _FOR_A_SERVICE.match(text)
     if line is None:
         return text
-    given.ignore(f"{place}:{line[1]}", line[0].rstrip(), "it is for a service, and no part of the prompt")
+    given.ignore(f"system[0]:{line[1]}", line[0].rstrip(), "it is for a service, and no part of the prompt")
     return text[line.end() :]
 
 

@@ -48,7 +48,7 @@ class Choice:
         return medians(self.rounds[label])
 
 
-def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: float = MARGIN) -> Choice:
+def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str) -> Choice:
     """Chooses the fastest candidate if it beats the default by more than the margin and by more than twice the noise.
 
     The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
@@ -73,13 +73,13 @@ def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: floa
         if (
             label != default
             and len(ratios) >= max(LEAST_ROUNDS, len(base))
-            and gain - 1 > max(margin, 2 * noise[label])
+            and gain - 1 > max(MARGIN, 2 * noise[label])
         ):
             better.append(label)
     chosen = default
     if better:
         best = max(gains[label] or 0.0 for label in better)
-        chosen = next(label for label in better if (gains[label] or 0.0) >= best * (1 - margin))
+        chosen = next(label for label in better if (gains[label] or 0.0) >= best * (1 - MARGIN))
     return Choice(default, chosen, gains, noise, dict(rounds))
 
 
