@@ -44,12 +44,10 @@ class EmbedBody(PooledBody):
 
     Attributes:
         inputs: the texts.
-        longest: as in PooledBody.
         dimensions: the number of elements that a vector keeps; None: all.
     """
 
     inputs: tuple[str, ...] = ()
-    longest: int | None = None
     dimensions: int | None = None
 
     @property
