@@ -12,7 +12,6 @@ from llamabatch import LLM, AsyncLLM, LlamaBatchError, Request, SamplingParams
 from llamabatch.client.wire import Wire
 from llamabatch.compat import Llama
 from llamabatch.llama.model import Model
-from llamabatch.scheduler.prefix_store import StoredPrefix
 from llamabatch.utils.cancellation import is_cancelled
 from tests.clients import innermost
 from tests.waiting import PATIENCE_S, until, until_soon
@@ -179,11 +178,8 @@ def test_states_in_main_memory_end_with_the_engine(end):
     llm = LLM("tiny", n_slots=1, cache_ram=16, instances=1, strategy="batched")
     for word in ("cats", "dogs", "cows"):
         llm.generate(f"Ada keeps three {word}. " * 12, SHORT)
-    states = [
-        weakref.ref(each.state)
-        for each in gc.get_objects()
-        if isinstance(each, StoredPrefix) and each.state is not None
-    ]
+    store = innermost(llm)._engine._scheduler.prefix_cache.store
+    states = [weakref.ref(each.state) for each in store._all()]
     assert states
     getattr(llm, end)()
     assert [ref for ref in states if ref() is not None] == []
