@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from llamabatch.engine.prefix_file import has_media
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.submission import Submission
@@ -75,7 +76,7 @@ class SlotFiles:
             n_bytes = await serving.on_thread(partial(self._save, saved, path))
             if n_bytes is not None:
                 return len(saved), n_bytes
-            if min(saved) < 0:
+            if has_media(saved):
                 break  # the tokens do not say which pictures to compute again
             await (await serving.submit(prepared)).outputs()
         raise ApiError(503, CROWDED, headers=retry_after(1))
