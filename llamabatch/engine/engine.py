@@ -342,13 +342,14 @@ class Engine(Closing):
         slot = self._scheduler.cached_slot(token_ids)
         try:
             state = self._runner.state(slot) if slot is not None else None
-            if state is None:
+            if slot is None or state is None:
                 return False
-            kv_state.check(self.model, self.config, token_ids, state)
+            media_runs = self._runner.media_runs(slot)
+            kv_state.check(self.model, self.config, token_ids, state, media_runs)
         except InputError as error:  # the architecture has more than a plain KV cache
             raise ConfigError(f"no engine would load this prefix: {error}") from error
         facts = {**kv_state.facts(self.model, self.config), "kernels": kv_state.kernels(self.config)}
-        prefix_file.write(path, PrefixFile(tuple(token_ids), state), facts)
+        prefix_file.write(path, PrefixFile(tuple(token_ids), state, media_runs), facts)
         return True
 
     def load_prefix(self, path: str) -> int:
@@ -375,10 +376,10 @@ class Engine(Closing):
             most_bytes=2 * cache_bytes + 2**20,  # a state also has positions, and a plan is an estimate
         )
         try:
-            kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
+            kv_state.check(self.model, self.config, prefix.token_ids, prefix.state, prefix.media_runs)
         except InputError as error:
             raise InputError(f"the prefix file {one_line(path)} is refused: {error}") from error
-        self._scheduler.load_prefix(path, prefix.token_ids, prefix.state)
+        self._scheduler.load_prefix(path, prefix.token_ids, prefix.state, prefix.media_runs)
         return len(prefix.token_ids)
 
     def unload_prefix(self, path: str) -> None:

@@ -1,7 +1,8 @@
 """A file with the KV cells of a prefix: facts of the model and engine, the tokens, and llama.cpp's own bytes.
 
 The fact MMPROJ names the encoder of the pictures and sounds among the tokens. It is None in a file of text alone, which
-fits an engine with any mmproj file.
+fits an engine with any mmproj file. The header's media_runs has four numbers for each picture that takes fewer
+positions than cells: start, length, n_pos and n_time of MediaRun.
 
 Layout: a magic, the length of a JSON header (uint32, little endian), the header, the token ids (int32), the state, and
 a BLAKE2b digest of everything before the digest.
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamabatch.errors import InputError
+from llamabatch.request.media import MediaRun
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import one_line
 
 _MAGIC = b"LLAMABATCH KV 1\n"
 MMPROJ = "mmproj"
+_RUNS = "media_runs"
 _MAX_HEADER = 2**20
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -39,10 +42,12 @@ class PrefixFile:
     Attributes:
         token_ids: tokens of the prefix.
         state: llama.cpp's bytes of the prefix's cells, without the number of slots.
+        media_runs: the pictures among the tokens that take fewer positions than cells, in order.
     """
 
     token_ids: tuple[int, ...]
     state: bytes
+    media_runs: tuple[MediaRun, ...] = ()
 
 
 def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, Any], mode: int = 0o666) -> None:
@@ -53,7 +58,8 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
     """
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
     mmproj = facts.get(MMPROJ) if has_media(prefix.token_ids) else None
-    header = json.dumps({**facts, **sizes, MMPROJ: mmproj}).encode()
+    runs = [(run.start, run.length, run.n_pos, run.n_time) for run in prefix.media_runs]
+    header = json.dumps({**facts, **sizes, MMPROJ: mmproj, _RUNS: runs}).encode()
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     try:
@@ -147,7 +153,7 @@ class _Reader:
             if facts.get(MMPROJ) is None:
                 raise InputError(f"the prefix file {name} has a picture or a sound; load the model with mmproj")
             self._check_facts(header, {MMPROJ: facts[MMPROJ]})
-        return PrefixFile(tuple(ids), state)
+        return PrefixFile(tuple(ids), state, self._media_runs(header, ids))
 
     def _check_facts(self, header: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         for fact, wanted in facts.items():
@@ -186,6 +192,21 @@ class _Reader:
         if not isinstance(header, dict):
             raise InputError(f"the prefix file {self._name} has the header {show(header)}; it must be a JSON object")
         return header
+
+    def _media_runs(self, header: Mapping[str, Any], ids: array[int]) -> tuple[MediaRun, ...]:
+        """Returns the pictures of the header. They must be runs of ids below 0, one after another."""
+        runs, end = list[MediaRun](), 0
+        given = header.get(_RUNS, [])
+        for each in given if isinstance(given, list) else [given]:
+            is_run = isinstance(each, list) and len(each) == 4 and all(type(number) is int for number in each)
+            start, length, n_pos, n_time = each if is_run else (-1, 0, 0, 0)
+            run = MediaRun(start, length, 0, 0, True, n_pos, n_time)
+            is_inside = end <= start < run.end <= len(ids) and max(ids[start : run.end]) < 0
+            if not (is_inside and 1 <= n_pos <= length and 1 <= n_time <= length):
+                raise InputError(f"the prefix file {self._name} has the picture {show(each)}, which its tokens lack")
+            runs.append(run)
+            end = run.end
+        return tuple(runs)
 
     def _size(self, header: Mapping[str, Any], key: str) -> int:
         """Returns a count from the header."""

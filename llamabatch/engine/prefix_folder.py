@@ -66,8 +66,8 @@ class PrefixFolder:
         self._is_exact = is_exact
         self._n_ctx = config.n_ctx
         self._layout = kv_state.Layout.of(model)
-        self._check: Callable[[abc.Sequence[int], bytes], None] = lambda ids, state: kv_state.check(
-            model, config, ids, state
+        self._check: Callable[[PrefixFile], None] = lambda prefix: kv_state.check(
+            model, config, prefix.token_ids, prefix.state, prefix.media_runs
         )
         self._facts = _facts(model, config)
         # Text has the same cells with any mmproj file, so that the home does not depend on this file.
@@ -111,8 +111,8 @@ class PrefixFolder:
 
     def wants(self, prefix: StoredPrefix) -> bool:
         count = len(prefix.token_ids)
-        # The cells of an adapter also depend on the adapter's file. A file cannot hold the positions of media_runs.
-        if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters or prefix.media_runs:
+        # The cells of an adapter also depend on the adapter's file.
+        if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters:
             return False
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
@@ -172,24 +172,24 @@ class PrefixFolder:
         return next((prefix for prefix in self._awaited if not prefix.is_dropped), None)
 
     def _read(self, prefix: StoredPrefix) -> None:
-        state, path = None, self._files.get(prefix)
+        found, path = None, self._files.get(prefix)
         try:
             if path is not None:
                 found = prefix_file.read(path, self._facts, most_tokens=self._n_ctx)
                 if array("i", found.token_ids) != prefix.token_ids:
                     raise InputError(f"{one_line(path)} holds other tokens than when it was found")
-                self._check(found.token_ids, found.state)
-                state = found.state
+                self._check(found)
                 with contextlib.suppress(OSError):
                     os.utime(path)  # the least recently used files are deleted first
         except Exception as error:
+            found = None
             if path is not None and path.exists():  # else it was deleted to make room
                 logger.warning("a kept prefix is computed again: %s", describe(error))
         with self._changed:
-            if state is None:
+            if found is None:
                 self._delete(prefix)
             elif prefix in self._awaited:
-                prefix.state = state
+                prefix.state, prefix.media_runs = found.state, found.media_runs
             self._changed.notify_all()
 
     def _write(self, prefix: StoredPrefix) -> None:
@@ -211,7 +211,8 @@ class PrefixFolder:
         state: Any = prefix.state
         if isinstance(state, np.ndarray):
             state = kv_state.portable(state, self._layout)
-        self._check(ids, state)
+        file = PrefixFile(ids, state, prefix.media_runs)
+        self._check(file)
         name = hashlib.blake2b(array("i", ids).tobytes() + (salt or "").encode(), digest_size=16).hexdigest()
         path = self._home / f"{name}{_SUFFIX}"
         facts = {**self._facts, "n_prompt": prefix.n_prompt, "salt": salt}
@@ -219,7 +220,7 @@ class PrefixFolder:
             n_bytes = len(state) + 4 * len(ids) + _HEADER_BYTES
             if not self._make_room(n_bytes):
                 return
-            prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
+            prefix_file.write(path, file, facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
             found = (known for known, at in self._files.items() if at == path)  # a scan may know the file

@@ -21,6 +21,8 @@ from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
 from llamabatch.llama.build_info import build_marker, cpu_library
 from llamabatch.llama.model import SEVERAL_POSITIONS, Model
+from llamabatch.llama.positions import position_ranges
+from llamabatch.request.media import MediaRun
 from llamabatch.utils.checks import show
 
 # The fingerprint hashes so many bytes at a model file's beginning (metadata, tensor table, some weights) and end.
@@ -227,13 +229,22 @@ def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes, layout:
     return copy_in(lib, handle, slot, whole)
 
 
-def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state: bytes) -> None:
+def check(
+    model: Model,
+    config: ResolvedConfig,
+    token_ids: Sequence[int],
+    state: bytes,
+    media_runs: Sequence[MediaRun] = (),
+) -> None:
     """Checks a saved state of unknown origin before llama.cpp sees it.
 
     llama.cpp compares types and row sizes with its own and does not read beyond the end, but it trusts the positions.
-    So each cell must have its own position, counted from 0 (for a sliding window: the last positions). All sizes must
-    add up to the end. All numbers must be finite, because one NaN in a cell would reach the next sequence that uses the
-    cell.
+    So the cells must have the positions of their tokens, counted from 0 (for a sliding window: the last positions). All
+    sizes must add up to the end. All numbers must be finite, because one NaN in a cell would reach the next sequence
+    that uses the cell.
+
+    Args:
+        media_runs: the pictures among the tokens that take fewer positions than cells, in order.
 
     Raises:
         InputError: the state is not from this model and engine; the message names the place.
@@ -242,7 +253,7 @@ def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state:
     worst = max(token_ids)
     if worst >= model.n_vocab:
         raise InputError(f"token id {worst} is outside the vocabulary; allowed are 0 to {model.n_vocab - 1}")
-    walk = _Walk(state, len(token_ids), Layout.of(model), model.n_vocab)
+    walk = _Walk(state, position_ranges(media_runs, len(token_ids)), Layout.of(model), model.n_vocab)
     try:
         walk.run(int(lib.llama_model_n_layer(model.handle)), lib, config)
     except (struct.error, ValueError) as error:  # InputError is a ValueError
@@ -251,12 +262,17 @@ def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state:
 
 
 class _Walk:
-    """Reads a state piece by piece. Raises InputError, or struct.error or ValueError if the state ends too early."""
+    """Reads a state piece by piece. Raises InputError, or struct.error or ValueError if the state ends too early.
 
-    def __init__(self, state: bytes, n_tokens: int, layout: Layout, n_vocab: int) -> None:
+    Args:
+        positions: the least and the highest position of each token; see position_ranges.
+    """
+
+    def __init__(self, state: bytes, positions: npt.NDArray[np.int64], layout: Layout, n_vocab: int) -> None:
         self._state = state
         self._at = 4  # after the magic number
-        self._n_tokens = n_tokens
+        self._positions = positions
+        self._n_tokens = positions.shape[1]
         self._layout = layout
         self._n_vocab = n_vocab
 
@@ -298,8 +314,12 @@ class _Walk:
     def _check_recurrent(self, n_layer: int) -> None:
         """Checks one cell with rows of R and S for each layer (llama-memory-recurrent.cpp, state_write)."""
         n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
-        if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != self._n_tokens - 1:
-            raise InputError(f"its recurrent state is that of {position + 1} tokens and {layers} layers")
+        last = int(self._positions[0, -1])
+        if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != last:
+            raise InputError(
+                f"its recurrent state is that of position {position} and {layers} layers; it must be that of position "
+                f"{last} and {n_layer}"
+            )
         n_rows = 0
         while self._at < len(self._state):
             number, row_bytes = self._unpack(_TYPE_AND_ROW)
@@ -315,8 +335,10 @@ class _Walk:
         cells = np.frombuffer(self._piece(n_cells * cell.itemsize), cell)
         if (cells["n_seq_id"] != 1).any():
             raise InputError("a cell belongs to several sequences, or to none")
-        if not np.array_equal(np.sort(cells["position"]), np.arange(first, first + n_cells)):
-            raise InputError(f"its cells do not stand at the positions {first} to {first + n_cells - 1}, each once")
+        least, most = np.sort(self._positions[:, first:], axis=1)
+        found = np.sort(cells["position"])
+        if ((found < least) | (found > most)).any():
+            raise InputError(f"its cells do not have the positions of its last {n_cells} tokens")
         if ext and not ((cells["token"] >= -1) & (cells["token"] < self._n_vocab)).all():
             raise InputError("a cell has a token outside the vocabulary")
 

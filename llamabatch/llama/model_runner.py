@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.config import ResolvedConfig
-from llamabatch.errors import ConfigError, EngineClosedError, EngineError, InputError, describe
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError, describe
 from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
@@ -252,11 +252,13 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int) -> bytes | None:
-        """Returns the state of a slot for saving, or None while copies wait for the next decode. Raises InputError if a
-        file could not hold it."""
-        if self._positions.runs(slot):
-            raise InputError("its pictures have positions of their own in this model, which a file does not hold")
+        """Returns the state of a slot for saving, or None while copies wait for the next decode. Raises InputError if
+        its form is not known."""
         return None if self._moves.unflushed else self._context.state(slot)
+
+    def media_runs(self, slot: int) -> tuple[MediaRun, ...]:
+        """Returns the pictures in a slot that take fewer positions than cells."""
+        return self._positions.runs(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
         """Computes a call. After an error, the spans are tried one by one, so that only the faulty span fails."""

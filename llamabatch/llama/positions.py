@@ -5,6 +5,11 @@ The scheduler counts cells, but llama.cpp cuts, copies and computes by positions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
 from llamabatch.request.media import MediaRun
 
 
@@ -64,3 +69,20 @@ class SlotPositions:
     def keep(self, slots: frozenset[int]) -> None:
         """Notes that all slots but `slots` are empty."""
         self._runs = {slot: runs for slot, runs in self._runs.items() if slot in slots}
+
+
+def position_ranges(runs: Iterable[MediaRun], count: int) -> npt.NDArray[np.int64]:
+    """Returns the lowest and the highest position that each of `count` cells may have, of shape (2, count).
+
+    Args:
+        runs: the pictures that take fewer positions than cells, in order.
+    """
+    steps = np.ones(count + 1, np.int64)
+    for run in runs:
+        steps[run.start : run.end] = 0
+        steps[run.end - 1] = run.n_pos
+    least = np.cumsum(steps[:-1]) - steps[:-1]
+    most = least.copy()
+    for run in runs:
+        most[run.start : run.end] += run.n_time - 1
+    return np.stack([least, most])

@@ -34,12 +34,15 @@ def has_media(conversation: Any) -> bool:
     return any(media_kind(part) is not None for message in messages for part in _parts(message))
 
 
-def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """Returns the messages with a mark for each picture and sound, the media parts in order, and the mark.
+def new_mark() -> str:
+    """Returns a random mark for media in one text. Its randomness keeps texts of others from containing it."""
+    return f"<media-{secrets.token_hex(16)}>"
 
-    Each conversation has a random mark, so that no text can contain it.
-    """
-    mark = f"<media-{secrets.token_hex(16)}>"
+
+def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
+    """Returns the messages with a mark of `new_mark` for each picture and sound, the media parts in order, and the
+    mark."""
+    mark = new_mark()
     found: list[Mapping[str, Any]] = []
     messages: list[Mapping[str, Any]] = []
     for message in conversation:

@@ -17,7 +17,10 @@ from llamabatch.utils.checks import counted
 
 MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a sound in a text
 _SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # words for media in the text of a prompt
-# The marks in prompts for vLLM, by model family, with the tokens around media: libmtmd adds these tokens itself.
+_RANDOM_MARK = re.compile(r"<media-[0-9a-f]{32}>")  # see new_mark
+_OWN_MARK = re.compile(MARK)
+# All marks, also those in prompts for vLLM, by model family. They include the tokens around media, because libmtmd adds
+# these tokens itself.
 _MARKS = re.compile(
     "|".join(
         (
@@ -116,8 +119,10 @@ def text_prompt(
     media: Sequence[tuple[Kind | None, Any]],
     cancelled: Callable[[], bool] | None = None,
 ) -> Prompt:
-    """Returns the prompt of a text with a mark for each picture and sound: MARK, or the mark of prompts for vLLM.
-    Special tokens in the text are parsed.
+    """Returns the prompt of a text with a mark for each picture and sound. Special tokens in the text are parsed.
+
+    The marks are those of `new_mark`, MARK, or any marks of prompts for vLLM: the first kind of which the text has as
+    many as there are media.
 
     Args:
         media: pairs of kind and picture or sound, in order; see MediaInput.add.
@@ -127,7 +132,8 @@ def text_prompt(
         SetupError: Pillow or miniaudio is needed and not installed.
     """
     reader, given = _reader("the prompt", model, len(media), cancelled)
-    first, *others = _MARKS.split(text)
+    own = (each for each in (_RANDOM_MARK, _OWN_MARK) if 0 < len(each.findall(text)) == len(media))
+    first, *others = next(own, _MARKS).split(text)
     if len(others) != len(media):
         raise PromptError(
             f"the prompt has {counted(len(others), 'mark')} for media, but {len(media)} pictures or sounds are given; "

@@ -138,10 +138,12 @@ class PrefixStore:
             return None
         return statistics.median(self._save_times) * (1 if self._is_exact else count)
 
-    def load(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
+    def load(
+        self, path: str, token_ids: abc.Sequence[int], state: bytes, media_runs: tuple[MediaRun, ...] = ()
+    ) -> None:
         """Stores a prefix until it is unloaded. Replaces an earlier prefix of the same path."""
         self._let_go(path)
-        self._files[path] = StoredPrefix(token_ids, state, PLAIN, path)
+        self._files[path] = StoredPrefix(token_ids, state, PLAIN, path, media_runs=media_runs)
 
     def unload(self, path: str) -> None:
         """Frees a prefix. Raises InputError if it is not loaded."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from llamabatch.errors import InputError, describe
 from llamabatch.request.logprobs import SampleLogprobs
+from llamabatch.request.media import MediaRun
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
@@ -213,9 +214,11 @@ class Scheduler:
         """Returns the slot with a finished request's cells of exactly these tokens under the plain key, or None."""
         return self._kv_cache.slot_of(token_ids)
 
-    def load_prefix(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
+    def load_prefix(
+        self, path: str, token_ids: abc.Sequence[int], state: bytes, media_runs: tuple[MediaRun, ...] = ()
+    ) -> None:
         """Stores a prefix for requests that begin with it; see PrefixStore."""
-        self.prefix_cache.store.load(path, token_ids, state)
+        self.prefix_cache.store.load(path, token_ids, state, media_runs)
 
     def unload_prefix(self, path: str) -> None:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""

@@ -11,8 +11,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.media.files import at_address
-from llamabatch.media.parts import MAX_COUNT
-from llamabatch.media.prompt import MARK
+from llamabatch.media.parts import MAX_COUNT, new_mark
 from llamabatch.media.sources import NOWHERE
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
 from llamabatch.server.http.errors import ApiError
@@ -165,7 +164,8 @@ def _with_media(name: str, given: object, body: Body) -> MediaPrompt | None:
     content = given.get("content") if isinstance(given, dict) else None
     if isinstance(content, list) and any(media_kind(part) is not None for part in content):
         media = [part for part in content if media_kind(part) is not None]
-        text = _parts_of(name, [{"type": "text", "text": MARK} if part in media else part for part in content])
+        mark = {"type": "text", "text": new_mark()}
+        text = _parts_of(name, [part if media_kind(part) is None else mark for part in content])
         return MediaPrompt(text, tuple(media_part(f"content of {name}", part, body) for part in media))
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):

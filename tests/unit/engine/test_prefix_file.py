@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llamabatch.engine import prefix_file
 from llamabatch.engine.prefix_file import PrefixFile
 from llamabatch.errors import InputError
+from llamabatch.request.media import MediaRun
 
 FACTS = {"model": "m", "n_layer": 2}
 PREFIX = PrefixFile(tuple(range(40)), bytes(range(256)))
@@ -51,6 +52,9 @@ SIZES = {**FACTS, "n_tokens": 40, "n_bytes": 256}
         (SIZES | {"n_tokens": 104, "n_bytes": -1}, "n_bytes -1"),
         (SIZES | {"n_tokens": "40"}, "n_tokens '40'"),
         (FACTS, "n_tokens None"),
+        (SIZES | {"media_runs": 5}, "the picture 5"),
+        (SIZES | {"media_runs": [[0, 2, 1]]}, r"the picture \[0, 2, 1\]"),
+        (SIZES | {"media_runs": [[0, 2, 1, 1]]}, r"the picture \[0, 2, 1, 1\], which its tokens lack"),
         (SIZES | {"model": "x" * 10_000}, r"for model 'x.*\.\.\..*x'; this"),
         ([1], r"the header \[1\]"),
         (b"[" * 100_000, "no JSON"),
@@ -96,6 +100,25 @@ def test_a_file_with_pictures_is_for_one_mmproj_file(tmp_path):
         with pytest.raises(InputError, match="mmproj"):
             prefix_file.read(sealed(shown, SIZES, nameless), engine)
         assert not prefix_file.fits(SIZES, engine, pictured.token_ids)
+
+
+def test_pictures_with_fewer_positions_than_cells(tmp_path):
+    path, facts = tmp_path / "shown.kv", {**FACTS, "mmproj": "of a model"}
+    runs = tuple(MediaRun(start, length, 0, 0, True, n_pos, 1) for start, length, n_pos in ((1, 4, 2), (6, 3, 3)))
+    shown = PrefixFile((1, -2, -3, -4, -5, 6, -7, -8, -9, *range(31)), PREFIX.state, runs)
+    prefix_file.write(path, shown, facts)
+    assert prefix_file.read(path, facts) == shown
+    ids = struct.pack("<40i", *shown.token_ids) + shown.state
+    for bad in (
+        *([0, 4, 2, 1], [1, 5, 2, 1], [-1, 4, 2, 1], [1, 0, 0, 1], [1, 4, 0, 1], [1, 4, 5, 1], [1, 4, 2, 0]),
+        *([1, 4, 2, 5], [1, 4, 2.0, 1], [1, 4, True, 1], [6, 2**80, 2, 1], "1421", None),
+    ):
+        sealed(path, {**facts, "n_tokens": 40, "n_bytes": 256, "media_runs": [bad]}, ids)
+        with pytest.raises(InputError, match="which its tokens lack"):
+            prefix_file.read(path, facts)
+    sealed(path, {**facts, "n_tokens": 40, "n_bytes": 256, "media_runs": [[1, 4, 2, 1], [3, 2, 2, 1]]}, ids)
+    with pytest.raises(InputError, match=r"the picture \[3, 2, 2, 1\]"):
+        prefix_file.read(path, facts)
 
 
 def test_more_than_an_engine_can_hold_is_refused_before_it_is_read(prefix_path, tmp_path):

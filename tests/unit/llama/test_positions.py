@@ -1,6 +1,6 @@
 """Positions of cells: several cells of a picture share one."""
 
-from llamabatch.llama.positions import SlotPositions
+from llamabatch.llama.positions import SlotPositions, position_ranges
 from llamabatch.request.media import MediaRun
 
 FIRST = MediaRun(10, 12, 0, 0, True, 4, 1)  # 4 x 3 tokens: 12 cells at the same position; the picture takes 4 positions
@@ -55,3 +55,11 @@ def test_cuts_and_copies_take_pictures_along():
     positions.keep(frozenset({3}))
     assert positions.runs(3) == (FIRST, SECOND)
     assert positions.runs(1) == ()
+
+
+def test_the_positions_that_cells_may_have():
+    runs = [MediaRun(2, 4, 0, 0, True, 2, 1), MediaRun(8, 3, 1, 0, True, 1, 3)]
+    least, most = position_ranges(runs, 12)
+    assert least.tolist() == [0, 1, 2, 2, 2, 2, 4, 5, 6, 6, 6, 7]
+    assert most.tolist() == [0, 1, 2, 2, 2, 2, 4, 5, 8, 8, 8, 7]
+    assert position_ranges([], 3).tolist() == [[0, 1, 2], [0, 1, 2]]

@@ -1,6 +1,7 @@
 """/completion, /infill and /embedding of llama-server, with a fake engine."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -171,9 +172,12 @@ def test_prompts_whose_content_parts_have_pictures():
     body = Body({}, {}, Rules(media=frozenset({IMAGE})))
     address = "data:image/png;base64,aGk="
     text, shown = {"type": "text", "text": "c"}, {"type": "image_url", "image_url": {"url": address}}
-    wanted = MediaPrompt("<__media__>c", ({"type": "image_url", "image_url": address},))
-    assert read_with_media({"content": [shown, text]}, body) == ((wanted,), False)
-    assert read_with_media([{"content": [text]}, {"content": [shown, text]}], body) == (("c", wanted), True)
+    wanted = ({"type": "image_url", "image_url": address},)
+    [found], is_list = read_with_media({"content": [shown, text]}, body)
+    assert re.fullmatch(r"<media-\w{32}>c", found.text)
+    assert (found.media, is_list) == (wanted, False)
+    [before, found], is_list = read_with_media([{"content": [text]}, {"content": [shown, text]}], body)
+    assert (before, found.media, is_list) == ("c", wanted, True)
     for part, error in (
         ({"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}, ApiError),
         ({"type": "input_audio", "input_audio": {}}, ApiError),
