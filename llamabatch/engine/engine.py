@@ -341,15 +341,15 @@ class Engine(Closing):
             raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)
         try:
-            state = self._runner.state(slot) if slot is not None else None
-            if slot is None or state is None:
+            saved = self._runner.state(slot) if slot is not None else None
+            if saved is None:
                 return False
-            media_runs = self._runner.media_runs(slot)
-            kv_state.check(self.model, self.config, token_ids, state, media_runs)
+            prefix = PrefixFile(tuple(token_ids), *saved)
+            kv_state.check(self.model, self.config, prefix.token_ids, prefix.state, prefix.media_runs)
         except InputError as error:  # the architecture has more than a plain KV cache
             raise ConfigError(f"no engine would load this prefix: {error}") from error
         facts = {**kv_state.facts(self.model, self.config), "kernels": kv_state.kernels(self.config)}
-        prefix_file.write(path, PrefixFile(tuple(token_ids), state, media_runs), facts)
+        prefix_file.write(path, prefix, facts)
         return True
 
     def load_prefix(self, path: str) -> int:
