@@ -6,7 +6,7 @@ Names and shapes of tensors are those of llama.cpp's src/models/*.cpp. Shapes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ def write(kind: str, path: Path, seed: int = 0, *, part_tensors: int = 0, **chan
     writer.write_tensors_to_file()
     writer.close()
     return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if part_tensors else path
+
+
+def write_with_words(kind: str, path: Path, words: Sequence[str]) -> Path:
+    """Writes the model of a kind, with these special tokens in place of the last tokens of the bundled vocabulary."""
+    fields = dict(_bundled_fields())
+    tokens, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
+    tokens[-len(words) :], types[-len(words) :] = words, [gguf.TokenType.USER_DEFINED] * len(words)
+    return write(kind, path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=types)
 
 
 def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN, seed: int = 0) -> Path:
@@ -551,6 +559,8 @@ def _describe(writer: Any, kind: str, metadata: Metadata) -> None:
     for key, value in (_COMMON | metadata).items():
         _add(writer, key if key.startswith(("general.", "tokenizer.", "xielu.")) else f"{kind}.{key}", value)
     for name, field in _bundled_fields():
+        if name in metadata:
+            continue
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
     writer.add_token_type_count(2)
 

@@ -34,6 +34,7 @@ from llamabatch.native_build.tools import SetupFailure
 from llamabatch.server import app
 from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.archs import models
+from tests.model.architectures import N_EMBD, write_with_words
 from tests.unit.server.test_application import ready
 from tests.waiting import PATIENCE_S
 
@@ -52,10 +53,16 @@ FAMILIES = {
     "qwen3vl": ("qwen3vl", "qwen3vl_merger", 2),  # and further values for the first layers
     "qwen35": ("qwen35", "qwen2vl_merger", 2),  # M-RoPE, and recurrent state
     "pixtral": ("tiny", "pixtral", 1),  # a token ends each row of patches
-    "lfm2": ("lfm2", "mlp", 1),
+    "lfm2": ("lfm2", "lfm2", 2),  # any size; recurrent state
+    "idefics3": ("llama", "idefics3", 2),  # tiles, each behind words of its own
     "window": ("gemma3", "gemma3", 2),  # a sliding window
 }
-WIDTHS = {"tiny": 192}  # n_embd of the text model; 256 for the models that llama.cpp's program writes
+WORDS = {  # text models whose vocabulary has words of the encoder
+    "llama": ("<fake_token_around_image>", "<global-img>"),
+    "lfm2": ("<|img_thumbnail|>",),
+}
+# n_embd of the text model; 256 for the models that llama.cpp's program writes
+WIDTHS = {"tiny": 192} | dict.fromkeys(WORDS, N_EMBD)
 
 
 def picture(seed: int, width: int = 96, height: int = 64) -> np.ndarray:
@@ -75,12 +82,14 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("media")
     found = {"tiny": "tiny"}
     try:
-        wanted = sorted({model for model, _, _ in FAMILIES.values()} - {"tiny"})
+        wanted = sorted({model for model, _, _ in FAMILIES.values()} - {"tiny", *WORDS})
         found |= {path.stem.rpartition("-")[0]: str(path) for path in models.write(folder, wanted)}
         number = GGUFReader(found["qwen3vl"], "r+").fields["qwen3vl.n_deepstack_layers"]
         number.parts[number.data[0]][0] = 1
     except SetupFailure:
         pass
+    for kind, words in WORDS.items():
+        found[kind] = str(write_with_words(kind, folder / f"{kind}.gguf", words))
     for model, kind, merge in FAMILIES.values():
         path = folder / f"{kind}-{model}.gguf"
         write_projector(path, ProjectorShape(kind, n_merge=merge), WIDTHS.get(model, 256), seed=1)
@@ -93,7 +102,7 @@ def family(request, files):
     model, kind, _ = FAMILIES[request.param]
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
-    n_ctx = 512 if model == "tiny" else 256  # the other models were made for 256
+    n_ctx = 512 if model in WIDTHS else 256  # the other models were made for 256
     with LLM(files[model], mmproj=files[f"{kind}-{model}"], n_slots=4, n_ctx=n_ctx, profile=False) as llm:
         yield llm
 

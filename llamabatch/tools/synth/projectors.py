@@ -28,8 +28,9 @@ class ProjectorShape:
         kind: llama.cpp's name of the projector. For pictures: "gemma3" (one image, whose tokens all attend to one
             another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal), "qwen2vl_merger"
             (Qwen2-VL: any size, positions in two dimensions), "qwen2.5vl_merger" (the same, with attention in windows),
-            "qwen3vl_merger" (the same, with further values for the text model's first layers: "deepstack") or "pixtral"
-            (any size, a token behind each row of patches). For sounds: "ultravox", "voxtral" or "qwen2a" (Qwen2-Audio).
+            "qwen3vl_merger" (the same, with further values for the text model's first layers: "deepstack"), "pixtral"
+            (any size, a token behind each row of patches) or "lfm2" (LFM2-VL: any size, tiles of large pictures,
+            causal). For sounds: "ultravox", "voxtral" or "qwen2a" (Qwen2-Audio).
         image_size, patch_size: pixels along a side of the picture, and of a patch.
         n_merge: patches along a side that become one token; unused for "mlp". For "ultravox" and "voxtral": steps in
             time that become one token.
@@ -156,7 +157,7 @@ class _Tensors:
         yield "v.patch_embd.weight", self._normal(*patch)
         if self._shape.merges:
             yield "v.patch_embd.weight.1", self._normal(*patch)
-        if self._shape.kind in ("gemma3", "mlp", "idefics3", "qwen3vl_merger"):
+        if self._shape.kind in ("gemma3", "mlp", "idefics3", "qwen3vl_merger", "lfm2"):
             yield "v.patch_embd.bias", np.zeros(self._width, _F32)
             yield self._positions(self._shape.n_patches)
 
@@ -195,6 +196,9 @@ class _Tensors:
             yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
         elif kind == "idefics3":
             yield from self._matrix("mm.model.fc", n_embd, merged, bias=False)
+        elif kind == "lfm2":
+            yield from self._norm("mm.input_norm", merged)
+            yield from self._two_layers("mm.1", "mm.2", merged, n_embd)
         elif kind == "pixtral":
             yield "v.token_embd.img_break", self._random.standard_normal(n_embd, _F32)
             yield from self._two_layers("mm.1", "mm.2", width, n_embd)
