@@ -92,7 +92,7 @@ FORMS = (
 
 
 def _one_each(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages with one call in each, directly followed by the result with the call's id."""
+    """Splits messages with several calls into messages with one call. The result of the call follows each of them."""
     made: list[Message] = []
     left = deque(messages)
     while left:

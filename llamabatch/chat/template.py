@@ -59,10 +59,10 @@ _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
 class Meter:
-    """The budget of one rendering, and the units that are left.
+    """The budget of one rendering in units of work, and the units that are left.
 
     Args:
-        budget: units.
+        budget: the number of units.
         cancelled: called now and then; True ends the rendering.
         given: id() of each list that is passed to the template. The template may not change these lists.
     """

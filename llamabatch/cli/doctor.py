@@ -36,7 +36,7 @@ def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
 
 
 def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Returns the checks that failed, then those in _USUAL, then one check that sums up the optional packages."""
+    """Returns the failed checks, the checks in _USUAL, and one check that sums up the optional packages."""
     faults = sorted((each for each in checks if each.status is not Status.OK), key=lambda each: each.status.value)
     fine = [each for each in checks if each.status is Status.OK]
     extras = [each for each in fine if each.name.startswith(_EXTRA) and each.name != "extra buffers"]

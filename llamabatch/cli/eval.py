@@ -28,7 +28,7 @@ from llamabatch.utils.paths import shown
 logger = logging.getLogger(__name__)
 
 _DIRECTIONS = {True: "up", False: "down", None: ""}
-_OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of LlamaBatchLM; all others are lm_eval's
+_OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of LlamaBatchLM, not of lm_eval
 
 
 @click.command(cls=GroupedCommand)

@@ -37,7 +37,7 @@ class Row:
         on, off: our arguments if a flag without a value turns something on or off.
         note: the reason why the flag has no effect, shown when it is given; "": nothing is shown.
         cure: advice, shown when a value is refused.
-        fine: values that are accepted although `cure` refuses the others.
+        fine: the only accepted values; (): `args` or `cure` decides.
     """
 
     program: str

@@ -130,7 +130,7 @@ class GroupedCommand(click.Command):
         if self.name in SHORT:
             option = click.Option(
                 [ALL], is_flag=True, is_eager=True, expose_value=False, help="Show all options.", callback=_show,
-                hidden=True,  # the last line of the help names it
+                hidden=True,  # the last line of the help names this option
             )  # fmt: skip
             self.params.append(option)
 

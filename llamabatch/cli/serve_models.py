@@ -130,8 +130,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
 
 
 def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
-    """Returns the words of a flag and its value on a command line. A flag without a value that is off becomes its
-    negative flag, or nothing if there is none."""
+    """Returns the words of a flag and its value on a command line. If a flag that takes no value is turned off,
+    returns its negative flag; empty if there is no negative flag."""
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]

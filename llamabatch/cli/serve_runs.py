@@ -117,8 +117,8 @@ def serve_several(
 
 @contextlib.contextmanager
 def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Suppresses `errors` of the block, so that the other models can be served. Prints the error in a line, unless
-    `told` contains the line already."""
+    """Suppresses `errors` of the block, so that the other models can be served. Prints the error as one line, unless
+    `told` already contains this line."""
     try:
         yield
     except errors as error:

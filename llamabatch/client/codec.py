@@ -95,7 +95,7 @@ class _Record(Generic[T]):
 
 
 class Codec(_Record[T]):
-    """Encodes and decodes a dataclass for the wire. Codecs of the dataclasses in its fields must be made before.
+    """Encodes and decodes a dataclass for the wire. Make the codecs of dataclasses in its fields first.
 
     Args:
         hints: types of fields, instead of the dataclass's own type hints; Any: its constructor checks the value.
@@ -115,7 +115,7 @@ class Codec(_Record[T]):
         super().__init__(kind.__name__, types_of_fields, _constructor(kind, fields, dict.fromkeys(left_out)))
         self.encode: Callable[[T], Any] = attrgetter(*fields)
         self._n_kept = n_kept
-        self._kept: tuple[tuple[Any, T], ...] = ()  # fields, instance; replaced as a whole for other threads
+        self._kept: tuple[tuple[Any, T], ...] = ()  # (fields, instance); threads replace it as a whole
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:

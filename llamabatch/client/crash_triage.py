@@ -172,12 +172,12 @@ def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutp
 class CrashTriage:
     """The requests of one supervisor. Safe to call from any thread. len() is the number of requests not yet ended.
 
-    A request stays here until its sink has received the last output. A request that an exception has lost before is
-    therefore still answered.
+    A request stays here until its sink has received the last output. So a request that an exception
+    has lost is still answered.
 
     Args:
-        lock: The supervisor's lock. The supervisor may hold it during all calls except those that end requests: they
-            call sinks.
+        lock: The supervisor's lock. The supervisor may hold it during all calls except calls that end requests,
+            because these calls call sinks.
         clock: returns seconds; tests replace it.
     """
 
@@ -263,8 +263,8 @@ class CrashTriage:
     def _end_trial_in_time(self) -> None:
         """Ends the trial of a suspect that has run long enough to be innocent. The next suspect can then be tried.
 
-        If a child died while the suspect was on trial, the suspect runs alone to its end. Every second death at the
-        latest therefore ends a request.
+        If a child died while the suspect was on trial, the suspect runs alone to its end. So at least every
+        second death ends a request.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -362,7 +362,7 @@ class CrashTriage:
                     del self._unanswered[tracked.request_id]
 
     def end_late(self) -> None:
-        """Ends requests past their deadline that no child has. A child ends its own requests."""
+        """Ends the requests that no child has and whose deadline has passed. A child ends its own requests."""
         now = time.perf_counter()
         with self._lock:
             late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]

@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # before the engine's counts: a request ended here has ended there
+        counts = self.in_flight.figures()  # first: a request that has ended here has ended in the engine
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 

@@ -72,7 +72,7 @@ class OutputSender:
         except Exception:
             if not held:
                 raise
-            for output in held:  # one of them causes the error, or the size of all together
+            for output in held:  # one held output causes the error, or all together are too large
                 self._send_alone(output)
             self._check_sent(outputs)
             self._pack_and_send(outputs)
@@ -108,8 +108,8 @@ class OutputSender:
             del self._unsent[output.request_id]
 
     def _send_held(self) -> None:
-        """Sends the outputs that a pause between two sends held back, at the end of the pause. By then, the engine's
-        thread may have sent them with the outputs of a newer step."""
+        """Sends held outputs at the end of a rest. The engine's thread may send them earlier, with outputs of a newer
+        step."""
         while self._has_held.wait():
             time.sleep(max(0.0, self._rests_until_s - time.perf_counter()))
             with errors_logged("held outputs could not be sent"), contextlib.suppress(OSError), self._lock:

@@ -166,8 +166,8 @@ class _Children:
         self._model = model
 
     def add(self, child: Supervisor) -> None:
-        """Starts a child that ends together with the others."""
-        self.list.append(child)  # before start(): after an interrupt the child still ends
+        """Starts a child that ends together with the other children."""
+        self.list.append(child)  # before start(), so that the child also ends after an interrupt
         child.start()
 
     def drop(self) -> None:
@@ -225,7 +225,7 @@ class _ChildAdapters:
         """Unloads an adapter in all children, as Engine.unload_adapter does."""
         with self._lock:
             check_known(((name, 1.0),), self._paths)
-            path = self._paths.pop(name)  # from here on no request can ask for it
+            path = self._paths.pop(name)  # from here on no request can ask for this adapter
             try:
                 self._call_all(("unload_adapter", name), undo=("load_adapter", name, path))
             except LlamaBatchError:

@@ -201,4 +201,4 @@ class RequestTable:
 
 
 def _nobody() -> None:
-    """Returns None, as the watcher of a table without one."""
+    """Returns None. Stands for the weak reference to a watcher in a table without a watcher."""

@@ -24,7 +24,7 @@ class RestartPolicy:
     """Limits and waits for replacing a child.
 
     Attributes:
-        most: most restarts in a row without a request that ended well in between. After one more death no child
+        most: the most restarts in a row; a request that ends well resets the count. After one more death no child
             starts. 0: no child is replaced.
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
             twice the previous one.

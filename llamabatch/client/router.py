@@ -24,7 +24,7 @@ _LENGTHS = tuple(itertools.takewhile(lambda n: n < 2**24, (round(MIN_SHARED * 1.
 
 
 class Member(Protocol):
-    """One engine of a router; methods without a docstring are those of EngineClient."""
+    """One engine of a router; methods without a docstring are as in EngineClient."""
 
     @property
     def alive(self) -> bool:
@@ -104,7 +104,7 @@ class Router:
             raise
 
     def _accounting(self, sink: Sink) -> Sink:
-        """Returns a wrapper of the sink that subtracts the load of a request before the sink gets its last output."""
+        """Returns a wrapper of a sink. It subtracts the load of a request before the sink gets the last output."""
 
         def counted(outputs: list[SequenceOutput]) -> None:
             with errors_logged("the load of an engine is wrong from here on"):

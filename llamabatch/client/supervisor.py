@@ -87,7 +87,7 @@ class Supervisor:
         self._child: Child | None = None
         self._is_up = False  # the child accepts requests
         self._closing = False
-        self._end_reason: str | None = None  # the reason why no child runs; None: one runs or starts soon
+        self._end_reason: str | None = None  # the reason why no child runs; None: a child runs or starts soon
         self._has_ended = False  # the thread has ended its work
         self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
         self._started: Future[None] = Future()
@@ -153,7 +153,7 @@ class Supervisor:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, as EngineClient.abort does. Requests that no child has end before this method returns."""
+        """Ends requests, as EngineClient.abort does. A request ends before this method returns if no child has it."""
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child

@@ -38,7 +38,7 @@ _TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
 
 class LocalClient:
-    """An EngineClient with engines in this process. It has no child processes; its adapters are those of its model."""
+    """An EngineClient with engines in this process. It has no child processes; its model has the adapters."""
 
     model: Model
 
@@ -56,7 +56,7 @@ class LocalClient:
 
 
 class ThreadClient(LocalClient):
-    """An engine in this process on its own thread. The arguments are those of Engine."""
+    """An engine in this process on its own thread. The arguments are as for Engine."""
 
     def __init__(
         self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, hooks: EngineHooks | None = None

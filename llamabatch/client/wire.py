@@ -98,7 +98,7 @@ class Wire:
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        """Returns the next bytes; None at the end. Makes few system calls: after each, other threads run first."""
+        """Returns the next bytes; None at the end. Makes few system calls, as other threads run after each."""
         unread = self._unread
         while len(unread) < n_bytes:
             try:

@@ -123,7 +123,7 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The form of an answer that must call a tool or has restricted calls; None: the answer is free."""
+        """The form of the answer, if it must call a tool or its calls are restricted; None: the answer is free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None

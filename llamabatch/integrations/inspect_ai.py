@@ -33,7 +33,7 @@ with needs("inspect_ai", "inspect"):
     )
     from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo
 
-MAX_CONNECTIONS = 256  # requests that Inspect has in flight; those without a slot wait in the engine's queue
+MAX_CONNECTIONS = 256  # requests that Inspect has in flight; the engine's queue holds requests without a slot
 
 # field of GenerateConfig -> field of SamplingParams
 _FIELDS = {

@@ -24,11 +24,11 @@ with needs("ray", "ray"):
 
 K = TypeVar("K", bound=Hashable)
 
-BLOCK = 256  # beginnings end at multiples of so many characters of a text (about 64 tokens)
+BLOCK = 256  # characters (about 64 tokens); beginnings of a text end at multiples of this number
 _MOST_BLOCKS = 64  # beginnings of a prompt that end at a multiple of BLOCK; the first ones are stored
 _MOST_ENDS = 64  # beginnings of a prompt that end with a message; the last ones are stored
 _MOST_KNOWN = 65_536  # beginnings in a table
-_SENDING_S = 5.0  # a request that has not reached its replica after so many seconds counts as lost
+_SENDING_S = 5.0  # a request that has not reached its replica after this many seconds counts as lost
 _PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths of generation endpoints
 
 

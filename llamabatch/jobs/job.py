@@ -102,7 +102,7 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
             0: no row is run, and no weights are loaded.
 
     Raises:
-        The errors that `run` raises before it computes, except those of the output.
+        The errors that `run` raises before it computes, except errors of the output.
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     inputs = _find_inputs(settings)
@@ -328,8 +328,8 @@ def _find_inputs(settings: Settings) -> list[Source]:
 
 
 def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
-    """Raises ConfigError: a row and the finished row of the same number have different ids. Rows have moved, and some
-    would be computed twice and others never. Streams are not checked, because they cannot be read twice."""
+    """Raises ConfigError: a row and the finished row of the same number have different ids. If rows have moved, some
+    rows would be computed twice and others never. Streams are not checked, because they cannot be read twice."""
     if not ids or any(source.is_stream for source in inputs):
         return
     last = max(ids)

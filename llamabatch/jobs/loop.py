@@ -68,7 +68,7 @@ class Loop:
         self._shared = shared
         self._unsent: list[Request] = []  # requests that wait because the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        # Clients compare sinks by identity, and each access to `put` makes another bound method.
+        # Clients compare sinks by identity, but each access to `put` makes a new bound method. So one is stored.
         self._sink_of_events = self._events.put
 
     def run(self) -> None:

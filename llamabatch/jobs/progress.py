@@ -57,7 +57,7 @@ class JobSnapshot:
         return counted(self.failed, "error")
 
     def rows_text(self, of: str) -> str:
-        """Returns the finished rows and the total with the text `of` between them: "7/10 rows"."""
+        """Returns the finished rows and the total, such as "7/10 rows". The text `of` separates the two numbers."""
         if self.total is None:
             return counted(self.rows, "row")
         about = "~" if self.estimated else ""

@@ -19,8 +19,8 @@ class SharedEngine:
 
     Args:
         client: the client of the engine.
-        most_rows: the most rows of the job in the engine at once, 1 or more; None: twice the engine's slots, so that a
-            row waits when another ends.
+        most_rows: the most rows of the job in the engine at once, 1 or more; None: twice the engine's slots, so that
+            another row is ready when a row ends.
         background: rows use only slots that other requests leave free, until `promote`. The rows' own "background" and
             "priority" are ignored, so that no row overtakes the requests of other users.
         read_line: reads a line of OpenAI's batch format as the engine's service does; None: a job reads it as usual.

@@ -25,7 +25,7 @@ from llamabatch.llama.positions import position_ranges
 from llamabatch.request.media import MediaRun
 from llamabatch.utils.checks import show
 
-# The fingerprint hashes so many bytes at a model file's beginning (metadata, tensor table, some weights) and end.
+# The fingerprint hashes these bytes at a model file's beginning (metadata, tensor table, some weights) and end.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
 _KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables
 _WORD = struct.Struct("<I")

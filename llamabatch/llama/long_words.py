@@ -17,8 +17,8 @@ from llamabatch.utils.cures import patched_build
 _STACK_PER_CHARACTER = 1024  # libstdc++ takes 325 bytes at -O3; other compilers may take more
 _MAX_RUN = 260_000  # characters, which need a stack of 255 MiB
 _SHORT_RUN = 1_000  # characters for which the stack of any thread suffices
-# With these pre-tokenizers, the time grows with the square of a run's length. Runs of so many characters take about a
-# second.
+# With these pre-tokenizers, the time grows with the square of a run's length. Runs of this many characters take about
+# a second.
 _MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")

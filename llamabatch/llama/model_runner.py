@@ -242,7 +242,7 @@ class ModelRunner:
         return results
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:
-        """Does the work of _run_call, but spans in unfilled slots fail."""
+        """Runs a call as _run_call does, but spans in slots whose saved prefix llama.cpp refused get an error."""
         unfilled = self._moves.unfilled
         unfilled.difference_update(span.slot for span in call.spans if span.start == 0)
         lost = {id(span) for span in call.spans if span.slot in unfilled}

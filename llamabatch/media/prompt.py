@@ -19,7 +19,7 @@ MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a 
 _SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # words for media in the text of a prompt
 _RANDOM_MARK = re.compile(r"<media-[0-9a-f]{32}>")  # see new_mark
 _OWN_MARK = re.compile(MARK)
-# All marks, also those in prompts for vLLM, by model family. They include the tokens around media, because libmtmd adds
+# All marks, also marks in prompts for vLLM, by model family. They include the tokens around media, because libmtmd adds
 # these tokens itself.
 _MARKS = re.compile(
     "|".join(

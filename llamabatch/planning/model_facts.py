@@ -125,7 +125,7 @@ class ModelFacts:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """Returns these facts, and those of the draft model, with the machine's features for weights and cells.
+        """Returns these facts with the machine's features for weights and cells, also in the facts of the draft model.
 
         Args:
             extra_bufts: the value in the config; "off" turns repacking off.

@@ -61,7 +61,7 @@ class PassBytes(NamedTuple):
 
 
 def pass_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> PassBytes:
-    """Returns the bytes of the largest pass. The arguments are those of Pass.of."""
+    """Returns the bytes of the largest pass. The arguments are as for Pass.of."""
     shape = Pass.of(facts, config, n_slots, cells)
     one_layer = facts.n_layer == 1 and not facts.is_encoder
     written = graph_bytes(*shape, min(shape.n_tokens, n_slots) if one_layer else shape.n_tokens)
@@ -92,7 +92,7 @@ def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Returns the bytes of llama/embedder.py's context that are written, and those never written, for one pass.
+    """Returns two numbers of bytes of llama/embedder.py's context for one pass: written bytes, never written bytes.
 
     llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has no logits.
     """

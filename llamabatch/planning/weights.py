@@ -24,8 +24,8 @@ _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4
 _WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # types of matrices if the CPU has AMX or AVX-512 VNNI; of experts on any CPU
 _WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
 _WIDE_ROWS = {"wide": 16, "wide8": 8}
-# repack.cpp, ggml_repack_get_optimal_repack_type: type -> pairs of the feature that repacks it, and the number of which
-# its rows must be a multiple
+# repack.cpp, ggml_repack_get_optimal_repack_type: type -> pairs of a feature that repacks the type, and a number. The
+# number of rows must be a multiple of this number.
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
     "Q4_K": (("avx2", 8), ("neon", 8)),

@@ -32,7 +32,7 @@ class DryPenalty:
         self._window = window
         self._tokens: list[int] = []
         self._places: dict[int, deque[int]] = {}  # token -> its places in the window
-        self._runs: dict[int, int] = {}  # earlier place of the last token -> tokens before both that are equal
+        self._runs: dict[int, int] = {}  # earlier place of the last token -> number of equal tokens before both places
         self._break = (-1, -1)  # places of the first and last token of the last breaker
 
     def __len__(self) -> int:

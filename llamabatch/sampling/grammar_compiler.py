@@ -36,7 +36,7 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # number of compiled or refused grammars that are kept
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
-_MOST_LEFT_OUT = 8  # the most functions of one request that are left out because of their schemas
+_MOST_LEFT_OUT = 8  # the most functions of one request that may be left out because of their schemas
 _REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile the grammar
 MOST_SECONDS = 1.5  # CPU time to try a grammar out; most need 1 to 20 ms
 _PATIENCE_S = 30.0  # the longest wait for an answer of the compiler's process
@@ -84,7 +84,7 @@ class Grammars:
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """Returns the future of the grammar in llguidance's form, after only the trial. Errors are those of `compile`.
+        """Returns the future of the grammar in llguidance's form, after only the trial. Errors are as for `compile`.
         Serves a process without an engine: no grammar can crash it. Raises EngineClosedError after close()."""
         return self._future(self._tried, structure, self._try_out)
 
@@ -117,7 +117,7 @@ class Grammars:
         self._known.clear()
         self._tried.clear()
         self._facts = self._read = None
-        self._vocabulary = None  # it keeps the model alive, unseen by the garbage collector
+        self._vocabulary = None  # the garbage collector does not see that it refers to the model
 
     def _compile(self, structure: Structure) -> Compiled:
         with _errors_of(structure):
@@ -291,7 +291,7 @@ class Trial:
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
-        """Returns `tried` in llguidance's form. `structure`: what the caller asked for, named in errors. Raises
+        """Returns `tried` in llguidance's form. `structure`: the form that the caller gave, for errors. Raises
         SamplingError if the grammar is bad or needs more time or memory than the process allows."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:

@@ -12,7 +12,7 @@ from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
 _MOST = 4096  # number of likeliest tokens that are compared for common beginnings
 _LEAST = 0.2  # tokens below this probability are dropped
-_END_COUNTS = 3  # ends win if this times their share exceeds the others' share / number of tokens
+_END_COUNTS = 3  # only ends stay if this * their share > the share of other tokens / number of tokens
 
 
 class Infill:
@@ -30,8 +30,9 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """Returns the ids that stay, in rising order. If ends of the text are likely, only these stay. Otherwise the
-        likely tokens stay. Of two tokens of which one begins the other, only the likelier one stays.
+        """Returns the ids that stay, in rising order. If tokens that end the text are likely, only these tokens
+        stay. Otherwise the likely tokens stay. If the text of a token begins with the text of another token, only the
+        likelier token stays.
 
         Args:
             values: logits of a whole row.

@@ -235,7 +235,7 @@ def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
 
 
 def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> list[int]:
-    """Returns the tokens of a text after a line break, without those of the break; [] if one token spans both.
+    """Returns the tokens of a text after a line break, without the line break; [] if a token has parts of both.
 
     Some vocabularies add a space, but only at the start of a text.
     """

@@ -210,8 +210,8 @@ def top_n_sigma(values: Floats, n: float) -> Ids:
 
 
 def typical(values: Floats, mass: float) -> Ids:
-    """Returns the places of the tokens whose surprise is nearest to the entropy: as few as possible with a sum of
-    probabilities above `mass` (Meister et al. 2022)."""
+    """Returns the places of the tokens whose surprise is nearest to the entropy. Takes the fewest of
+    them whose probabilities sum to more than `mass` (Meister et al. 2022)."""
     weights = weights_of(values, values.max())
     places = np.flatnonzero(weights)
     probabilities = weights[places] / weights.sum()

@@ -65,8 +65,8 @@ class AdapterScheduler:
         return own if others else None
 
     def choose(self, ready: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences that compute in this step: those of the current set. If the turn of this set has
-        expired, the next set gets its turn first."""
+        """Returns the sequences that compute in this step: the sequences of the current set. If the turn of this set
+        has expired, the next set gets its turn first."""
         here = dict.fromkeys(s.request.adapters for s in ready)
         if not here:
             return ready

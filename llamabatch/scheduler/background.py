@@ -1,6 +1,6 @@
 """Decides how much of a step background sequences get beside foreground ones. Pure Python.
 
-Background work fills the machine unnoticed: a step with background tokens is hardly longer than a step without.
+Background work hardly delays foreground work: a step with background tokens takes little longer than one without.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamabatch.scheduler.output import Limits
 # A step that background sequences share is at most this many times as long as a step without them.
 MOST_LONGER = 1.1
 # One step in this many runs without background sequences, so that its duration can be measured. Until the duration is
-# known, every second step does.
+# known, every second step runs without them.
 STEPS_WITH = 8
 # The steps between two shared steps where a background row costs a pass of its own. Fewer than 1 gap in 100 is then
 # longer because of background work. Until the cost is known, steps are shared more often, because background rows may
@@ -111,7 +111,8 @@ class BackgroundPacer:
         Args:
             n_rows: background sequences that decode in the step.
             plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. A
-                chunk takes no longer than such a step, unless background sequences share nearly all steps.
+                chunk takes no longer than a step without prompt tokens, unless background sequences share nearly all
+                steps.
         """
         if self._turn is BackgroundTurn.SHARE:
             return max(1, self._n_tokens - n_rows)

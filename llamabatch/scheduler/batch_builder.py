@@ -202,7 +202,7 @@ def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[Schedule
     start = whole.start + whole.shift
     end = start + count
     while start < end:
-        # only rows from next_row on are read; the last row of the last piece may be the one that is sampled
+        # Only rows from next_row on are read. The last row of the last piece may be sampled.
         stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
         output, at = stop == end and whole.output, start - whole.shift
         yield whole._replace(start=at, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))

@@ -16,8 +16,8 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # FIRST_CHUNK: tokens of the first chunk, while the cost of a token is not known. LEAST_CHUNK: the fewest tokens of any
 # chunk, because a pass over the weights costs the same for one token as for a few. Time that pays for fewer tokens is
-# saved up for a later step. On a GPU the fewest tokens are those that cost half a pass. Saved time can pay for them,
-# because it may reach two passes.
+# saved up for a later step. On a GPU the smallest chunk costs half a pass. The saved time can pay for this chunk,
+# because it may reach the time of two passes.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
 # The most time that may be saved up, as a multiple of a plain step's time. A gap between two tokens is then at most
@@ -32,7 +32,7 @@ TAIL = 1.25
 # time, also for its last tokens. On a GPU the limit is the number of prompt tokens that take as long as one decode
 # step, so a short prompt lengthens a step by about the same factor as on a CPU.
 SHORT = 64
-# A step without prompt tokens follows this many steps with some, to measure how long a decode step takes. The time of a
+# After this many steps with prompt tokens, one step has none, to measure how long a decode step takes. The time of a
 # decode step is also measured again once the number of decoding sequences has changed by the share ROWS_CHANGED.
 STEPS_BETWEEN_PLAIN = 15
 ROWS_CHANGED = 0.25

@@ -11,7 +11,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.utils.checks import counted
 
-_FEW = 64  # with fewer entries in the heap, sequences that have ended are not removed from it
+_FEW = 64  # up to this many entries, ended sequences stay in the heap
 
 
 class Deadlines:

@@ -38,7 +38,7 @@ class CachedPrefix:
         token_ids: the tokens of the sequence; the first `count` of them have cells.
         n_prompt: how many of the `count` tokens belong to the prompt.
         least_cut: the cells cannot be cut to fewer tokens; see Sequence.
-        n_computed: how many of the `count` tokens the sequence computed; the others it found.
+        n_computed: how many of the `count` tokens the sequence computed; it found the cells of the other tokens.
         key: only requests with this key may use the cells.
         used: number of the last use of the cells; later uses have higher numbers.
     """
@@ -238,7 +238,7 @@ class KVCacheManager:
 
     @property
     def continued(self) -> float:
-        """The share of kept prefixes whose text was continued, 0 to 1. The others were used in part or never again."""
+        """The share of kept prefixes whose text was continued, 0 to 1. The rest was used in part or never again."""
         return min(1.0, self._n_continued / self._n_kept)
 
     def expected_saving(self, slot: int) -> float:

@@ -70,7 +70,7 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens at the positions of the span; with a draft only the first token, because the others are guesses."""
+        """Tokens at the positions of the span; with a draft only the first token, because all others are guesses."""
         first = self.start + self.shift
         return self.sequence.token_ids[first : first + self.length]
 

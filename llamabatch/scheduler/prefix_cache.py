@@ -26,8 +26,8 @@ PASS_IN_TOKENS = 18
 _COPY_SHARE = 1 / 150
 _COPY_TOKENS = 10  # as many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
 _LEAST_GAIN = 8  # tokens that a copy saves at least
-# A copy may take this share of the time that its sequence computed, whatever the chance that it is used. The limit is
-# the least chance: after some 200 texts of which none continued, no copy is made in this way.
+# A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. This
+# rule ends below _LEAST_CHANCE, a chance that is reached after some 200 texts of which none continued.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
@@ -93,8 +93,8 @@ class PrefixCache:
         }
 
     def admit(self, sequence: Sequence, running: abc.Sequence[Sequence], placement: Placement) -> None:
-        """Leases a slot for a sequence. Chooses the cells that the sequence begins with: those of a finished sequence,
-        of a running one, or a stored prefix."""
+        """Leases a slot for a sequence. Chooses the cells that the sequence begins with: cells of a finished or
+        running sequence, or a stored prefix."""
         cached = source = stored = None
         if self._limits.can_share and sequence.request.params.skip_reading_prefix_cache:
             source = self._best_source(sequence, siblings(sequence, running))

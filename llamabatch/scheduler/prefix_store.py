@@ -132,8 +132,8 @@ class PrefixStore:
         return self._most_bytes > 0
 
     def copy_s(self, count: int) -> float | None:
-        """Returns the seconds that copying a state of `count` tokens takes; None: not known yet. States that cannot be
-        cut are recurrent, or of a window: their size hardly depends on their tokens."""
+        """Returns the seconds that copying a state of `count` tokens takes; None: not known yet. Recurrent states
+        and states of sliding windows cannot be cut. Their size hardly depends on the number of their tokens."""
         if not self._save_times:
             return None
         return statistics.median(self._save_times) * (1 if self._is_exact else count)

@@ -16,8 +16,8 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may make a step longer by at most the share PADDING. The window of the last call may have _TO_KEEP times as
-# many dummy rows as a new one.
+# Dummy rows may make a step longer by at most the share PADDING. The window of the last call is used again
+# even if it has up to _TO_KEEP times as many dummy rows.
 PADDING = 0.05
 _TO_KEEP = 1.5
 _STEPS = (32, 16, 8, 4, 2, 1)  # a ladder's rungs are powers of two up to its step, then multiples of the step

@@ -431,7 +431,7 @@ class Scheduler:
         self.running.append(sequence)
         if self._on_admit is not None:
             self._on_admit(sequence)
-        if self.limits.n_cells is not None:  # cached cells are evicted for cells that running sequences may use
+        if self.limits.n_cells is not None:  # running sequences may need the room of cached cells
             self._kv_cache.evict_to(self.limits.n_cells - self._claimed_cells)
         return True
 
@@ -555,7 +555,7 @@ class Scheduler:
         """Applies one result. Returns None if there is nothing to emit.
 
         Args:
-            retries: a span without room is tried again in the next step; otherwise its sequence fails.
+            retries: True: a span without room is tried again in the next step. False: its sequence fails.
         """
         sequence, start, status = span.sequence, span.start, result.status
         sequence.last_step = self._step

@@ -13,7 +13,7 @@ from llamabatch.scheduler.background import BackgroundTurn
 class Selection:
     """Running sequences that compute in one step, by the kind of call that computes them.
 
-    The first five attributes are given; the others are derived from them.
+    The first five attributes are given. All further attributes are derived from them.
 
     Attributes:
         runnable: sequences that the policy lets compute. None of them waits for a prefix; all are of one adapter set.

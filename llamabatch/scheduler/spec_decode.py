@@ -26,16 +26,16 @@ LEAST_GAIN = 1.05
 STEPS_TO_RETRY = 128
 # After this many plain steps in a row, only every fourth step looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
-# In the rate of acceptance of a sequence, the rate of the whole engine counts as much as this many guesses.
+# A sequence's rate of acceptance includes the rate of the whole engine, with the weight of this many guesses.
 _PRIOR_WEIGHT = 4.0
-_FADE = 0.95  # factor of old observations at each new one, so that the rate follows the text
+_FADE = 0.95  # each new observation multiplies the old ones by this, so that the rate follows the text
 
 
 class Proposer(Protocol):
     """A source of guessed tokens.
 
     Attributes:
-        is_free: guessing takes next to no time, and may find nothing.
+        is_free: guessing takes almost no time. The proposer may find no guesses.
     """
 
     is_free: bool
@@ -270,5 +270,9 @@ def _candidates(longest: int) -> list[int]:
 
 
 def _expected(rate: float, n: int) -> float:
-    """Returns how many of n guesses are expected to be accepted, if each guess after an accepted one has this rate."""
+    """Returns how many of n guesses are expected to be accepted.
+
+    Args:
+        rate: the probability of a guess to be accepted, if all guesses before it were accepted.
+    """
     return n if rate >= 1 else rate * (1 - rate**n) / (1 - rate)

@@ -18,7 +18,7 @@ TRIAL_STEPS, TRIAL_S = 3, 0.03
 # The least steps and seconds between two trials. The wait doubles after each trial that brings no gain.
 LEAST_STEPS, LEAST_S = 16, 0.25
 MOST_S = 60.0  # the longest wait between two trials
-MOST_BELOW_S = 10.0  # the longest wait while fewer than all threads compute: the other process may have ended
+MOST_BELOW_S = 10.0  # the longest wait while not all threads compute; shorter, as the other process may have ended
 _AVERAGED_STEPS, _AVERAGED_S = 8, 0.1
 
 

@@ -24,8 +24,8 @@ def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
 
     Args:
         model: as for LLM.
-        **options: options of LLM and of ServerOptions. isolate is True by default: the engine runs in a child process,
-            so that a request that crashes the engine ends no other request.
+        **options: options of LLM and of ServerOptions. isolate is True by default: the engine runs in a child process.
+            A request that crashes the engine then ends no other request.
 
     Raises:
         ConfigError: an option is wrong or unknown. SetupError: starlette is not installed.

@@ -184,7 +184,7 @@ class ServerOptions:
     log_file: str | None = _option(None, "file that the log is appended to (not given: stderr)")
     access_log: bool = _option(False, "log a line for each request: client, method, path, status, seconds")
 
-    _given: ClassVar[tuple[str, ...]] = ()  # api_keys without those of api_key_file
+    _given: ClassVar[tuple[str, ...]] = ()  # api_keys without the keys of api_key_file
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:

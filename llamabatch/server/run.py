@@ -218,8 +218,8 @@ class DrainingServer(uvicorn.Server):
     def _load_certificate(self) -> None:
         """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
 
-        The present context is of no use: if the new key has another type, it would keep the old certificate as well,
-        and it would keep a new pair that does not match.
+        The present context cannot be used. If the new key has another type, the context would keep the old certificate
+        as well. It would also keep a new certificate that does not belong to the new key.
         """
         config = self.config
         assert config.ssl is not None

@@ -84,7 +84,7 @@ class OtherProcesses:
 
 
 def _own_seconds() -> float:
-    """Returns the CPU seconds of this process and of all its descendants, including those that have ended."""
+    """Returns the CPU seconds of this process and of all its descendants, including ended descendants."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
         with contextlib.suppress(psutil.NoSuchProcess):  # an ended process counts in the children_… of its parent

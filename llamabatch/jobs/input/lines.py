@@ -77,7 +77,7 @@ class Overlay:
 
     def params_with(self, values: Mapping[str, Any]) -> SamplingParams:
         """Returns the job's parameters, overridden by the values of a line. Raises SamplingError."""
-        key = repr(values)  # the texts of 1 and True differ, but as keys 1 and True would be equal
+        key = repr(values)  # a text, because the keys 1 and True would be equal
         if key not in self._made:
             biases = values.get("logit_bias")
             if isinstance(biases, Mapping):
@@ -144,7 +144,7 @@ def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def near_miss(name: str) -> str | None:
-    """Returns the known name that a name was probably meant to be; None: no known name is similar enough."""
+    """Returns the known name of which `name` is probably a misspelling; None: no known name is similar enough."""
     if len(name) < _LEAST_MISS or len(name) > _MOST_MISS:
         return None
     plain = name.lower().replace("-", "_")

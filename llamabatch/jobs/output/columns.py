@@ -102,6 +102,6 @@ def _wider(one: Kind, other: Kind) -> Kind:
 
 
 def record_of(values: Mapping[str, Any], shape: str, own: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the record of a table row. Fields without a value are left out, except those that every line has."""
+    """Returns the record of a table row. Leaves out fields without a value, except fields that every line has."""
     always = OPENAI if shape == "openai" else ("row", "id", *own, "error")
     return {name: value for name, value in values.items() if value is not None or name in always}

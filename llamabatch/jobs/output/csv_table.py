@@ -24,8 +24,8 @@ _MOST_CELL = 2**30  # characters
 def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
     """Writes a file of lines as a table. Raises OSError."""
     text = io.StringIO(newline="")
-    # The writer quotes cells that have a character of its line terminator, so this one has both \r and \n. The file
-    # gets "\n".
+    # The writer quotes cells that have a character of its line terminator. With "\r\n" it quotes cells with \r or \n.
+    # flush_row ends each row with "\n".
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
     names = columns.names
 

@@ -174,15 +174,15 @@ class Files:
 
 
 class AppendFile:
-    """A file that is only appended to. What was written is on disk after sync(). Links are not followed.
+    """A file that only grows at its end. After sync(), all written bytes are on disk. Links are not followed.
 
     Args:
         new: true: the file is created and must not exist yet; false: the file must exist; None: either.
 
     Attributes:
         path: the name of the file. A rename must update it.
-        size: the bytes of complete writes. The bytes of an interrupted write are not counted. They are cut off when the
-            output is opened again.
+        size: the bytes of complete writes. The bytes of an interrupted write are not counted. These bytes are cut off
+            when the output is opened again.
     """
 
     def __init__(self, files: Files, path: Path, *, new: bool | None = None) -> None:

@@ -15,7 +15,7 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # bytes of lines that the output has already; the side file is not compacted for fewer
+_LEAST_GARBAGE = 4 * 2**20  # the side file is compacted only if more bytes of its lines are in the output
 _TRIM = 65536
 _SUM = struct.Struct("<I")
 _PREFIX_BYTES = 9  # a waiting line begins with its checksum, 8 hexadecimal digits, and a blank
@@ -78,7 +78,7 @@ class InOrder:
                 n_bytes += len(waiting)
                 self._ahead.drop(end, waiting)
             if lines and (waiting is None or n_bytes > _MOST_AT_ONCE):
-                self._sums.add(lines)  # before the lines, because a line without a checksum does not count
+                self._sums.add(lines)  # first, because a line without a checksum does not count
                 self._file.write(b"".join(lines))
                 self._next += len(lines)
                 lines, n_bytes = [], 0

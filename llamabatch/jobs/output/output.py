@@ -32,7 +32,7 @@ from llamabatch.utils.system import most_name_bytes
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
 
-# A function that returns the settings of a job. Its argument is the inputs in the output's manifest; None: no manifest.
+# A function that returns the settings of a job. It gets the inputs in the output's manifest; None: no manifest.
 Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")

@@ -37,7 +37,7 @@ _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
-_LEAST_TORN = 16  # no other file begins with so many bytes of a header
+_LEAST_TORN = 16  # bytes of a header; no other file begins with this many
 # The first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV.
 _MADE_STARTS = (
     b"PAR1",
@@ -256,5 +256,5 @@ def without_suffix(name: str) -> str | None:
 
 
 def _same_start(begin: bytes, due: bytes) -> bool:
-    """Returns True if `begin` starts with `due` or is cut within it: a process may be killed in its first write."""
+    """Returns True if `begin` starts with `due`, or is a part of `due` that a killed process has written."""
     return begin[: len(due)] == due[: len(begin)]

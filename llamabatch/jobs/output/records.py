@@ -33,7 +33,7 @@ _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
 
-_MOST_REFS = 32  # references that are followed one after another
+_MOST_REFS = 32  # the longest chain of references that is followed
 
 # The columns of flat records.
 COLUMNS = frozenset(

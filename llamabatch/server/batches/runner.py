@@ -92,7 +92,7 @@ class Batches:
         self._model: dict[str, Any] = {}
         self._cleaned_at = -_CLEAN_S
         self._paused_until: dict[str, float] = {}  # batch id -> time.monotonic() at the end of its pause
-        self._waits: dict[str, str] = {}  # batch id -> what the paused batch waits for, in words
+        self._waits: dict[str, str] = {}  # batch id -> the reason of the pause, in words
         self._was_full = False
 
     def start(self) -> None:
@@ -213,7 +213,7 @@ class Batches:
         """Removes a run whose thread is about to end.
 
         Args:
-            waits: what the batch waits for before it may begin again, in words; "": nothing.
+            waits: the reason for a pause before the batch continues, in words; "": there is no pause.
         """
         with self.mutex:
             self._running.pop(run.batch_id, None)

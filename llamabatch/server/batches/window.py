@@ -38,7 +38,7 @@ class Window:
     its window.
 
     Args:
-        begins, ends: the limits of the window, in seconds of any clock that `observe` and `is_near` also get.
+        begins, ends: the limits of the window in seconds, by the same clock as the times for `observe` and `is_near`.
     """
 
     def __init__(self, begins: float, ends: float) -> None:

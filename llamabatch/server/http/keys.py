@@ -81,7 +81,7 @@ key_use: ContextVar[KeyUse | None] = ContextVar("llamabatch.key_use", default=No
 
 
 def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
-    """Adds a count, to the last entry if that is younger than _GRAIN_S: an entry per token would be slow to sum."""
+    """Adds a count. Counts within _GRAIN_S share one entry, because an entry for each token would be slow to sum."""
     if used and now - used[-1][0] < _GRAIN_S:
         used[-1] = (used[-1][0], used[-1][1] + count)
     else:
@@ -91,7 +91,7 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns the seconds until the use of the last WINDOW_S is below `limit` (0: no wait), and `what`."""
+    """Returns the seconds until the use of the last WINDOW_S is below `limit` (0: no wait), and the given `what`."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:

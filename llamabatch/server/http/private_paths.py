@@ -17,7 +17,7 @@ from typing import Any
 
 from llamabatch.utils import paths
 
-# First folders of absolute paths on Linux, macOS and in containers. _pattern adds those of remembered paths.
+# First folders of absolute paths on Linux, macOS and in containers. _pattern adds folders of remembered paths.
 _ROOTS = {
     *("bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "nix", "opt", "proc", "root", "run", "sbin"),
     *("snap", "srv", "sys", "tmp", "usr", "var"),

@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Sends the error of a failure of the parser. `_fail` may have caused the failure."""
+        """Sends an error response after the parser has failed, by itself or because of `_fail`."""
         if self._refusal is None:
             self.malformed.add(self.loop)
         self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))

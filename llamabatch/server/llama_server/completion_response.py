@@ -130,8 +130,8 @@ def _stop(each: CompletionOutput, is_cut: bool) -> tuple[str, str]:
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:
-    """Returns those of the named fields that a document has. Without names, returns the document. a/b is field b of the
-    object a."""
+    """Returns the named fields of a document, as far as it has them. Without names, returns the whole document. a/b is
+    field b of the object a."""
     if not names:
         return document
     found = {}

@@ -155,5 +155,5 @@ def _written(lines: Sequence[Json]) -> bytes:
 
 
 def _text_ids(output: RequestOutput) -> list[int]:
-    """Returns the token ids of a prompt without those of image cells. A later request could not name image cells."""
+    """Returns the token ids of a prompt without image cells, because a later request could not name image cells."""
     return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

@@ -197,7 +197,7 @@ class ChatChunks(EventWriter):
 
 
 def _function_call(calls: tuple[ToolCallDelta, ...]) -> dict[str, Any]:
-    """Returns a delta with the old field `function_call`. The field has room for one call, so others are left out."""
+    """Returns a delta with the old field `function_call`. The field has room for the first call only."""
     first = [call.to_openai()["function"] for call in calls if call.index == 0]
     if not first:
         return {}

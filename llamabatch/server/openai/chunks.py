@@ -125,7 +125,7 @@ def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: 
 
 
 def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> dict[str, Any]:
-    """Returns entries for a whole response: those that llama-server's timings_per_token and verbose ask for."""
+    """Returns the entries of a whole response that llama-server's timings_per_token and verbose ask for."""
     more: dict[str, Any] = {"timings": timings_of(outputs)} if body.timings_per_token else {}
     if body.verbose:
         prompts = [output.prompt for output in outputs]

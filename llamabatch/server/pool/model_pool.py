@@ -155,7 +155,7 @@ class ModelPool:
         """Starts to load the initial models. The future is done when each of them is loaded or has failed."""
         if self._started is None:
             self._started = Future()
-            self._started.set_running_or_notify_cancel()  # a caller cannot cancel it
+            self._started.set_running_or_notify_cancel()  # so that no caller can cancel it
             for model in self.models:
                 if not model.spec.on_startup:
                     continue

@@ -29,7 +29,7 @@ class WaitingStream:
 
     Args:
         send: the server's `send`.
-        words: returns one line that says what the request waits for.
+        words: returns one line with the reason why the request waits.
         every_s: seconds between two comments; 0: no comments.
     """
 

@@ -11,7 +11,7 @@ from llamabatch.utils.checks import integer, number, show
 
 
 def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
-    """Removes and returns the adapters that a body gives by name, and those that it gives by id; None: not given.
+    """Removes and returns the fields `adapters` (names, scales) and `lora` (ids, scales) of a body; None: not given.
     Raises AdapterError."""
     adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
     if lora is not None and adapters is not None:

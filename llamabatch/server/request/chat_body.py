@@ -296,7 +296,7 @@ def is_begun(messages: list[Json]) -> bool:
 
 
 def template_kwargs(body: Body, rules: Rules) -> Json:
-    """Removes and returns chat_template_kwargs. Those of _WISHES that the template does not read are ignored.
+    """Removes and returns chat_template_kwargs. Ignores variables of _WISHES that the template does not read.
 
     Raises:
         PromptError: the value is no object. ApiError: a variable would be ignored, and the rules are strict.

@@ -1,5 +1,5 @@
-"""Generation: the values of a body that asks for text. Some are sampling parameters, named as in vLLM, llama-server or
-OpenAI. The others describe the answer."""
+"""Generation: the values of a body that asks for text. Some values are sampling parameters, named as in vLLM,
+llama-server or OpenAI. The other values describe the answer."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ def missing_marks(special_ids: Container[str]) -> list[str]:
 
 
 def infill_ids(gap: Gap, processor: InputProcessor, max_tokens: int | None, before: Sequence[int] = ()) -> list[int]:
-    """Returns the token ids of the prompt of a gap, as llama-server's format_prompt_infill makes it.
+    """Returns the token ids of a prompt that asks for the text of a gap, as llama-server's format_prompt_infill does.
 
-    Special tokens separate the other files, the prefix with the beginning of the text in the gap, and the suffix. If
-    the context is too small, the prompt omits the beginning of the other files, the beginning of the prefix and the end
-    of the suffix.
+    The prompt has three parts with special tokens between them: the other files; the prefix, followed by the text in
+    the gap so far; and the suffix. If the context is too small, the prompt omits the beginning of the other files, the
+    beginning of the prefix and the end of the suffix.
 
     Args:
         max_tokens: limit of the output; None: no limit, and 128 tokens of the context stay free.

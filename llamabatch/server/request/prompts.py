@@ -23,7 +23,7 @@ Prompt = str | tuple[int, ...]
 
 
 class MediaPrompt(NamedTuple):
-    """A text with marks for pictures and sounds, and these: the bytes of a file, or a part of a message."""
+    """A text with marks for pictures and sounds, and its media, each as the bytes of a file or a part of a message."""
 
     text: str
     media: tuple[bytes | Json, ...]

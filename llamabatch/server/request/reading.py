@@ -119,8 +119,8 @@ def check_model(name: str | None, serving: Serving) -> None:
 
 
 def adapter_ids(serving: Serving) -> list[str]:
-    """Returns the names of the loaded adapters in the order of llama-server's ids. The adapters with which the server
-    started come before those that were loaded later."""
+    """Returns the names of the loaded adapters in the order of llama-server's ids. Adapters with which the server
+    started come before adapters that were loaded later."""
     loaded = serving.client.adapters
     first = [name for name, _ in serving.plan.config.adapters if name in loaded]
     return first + [name for name in loaded if name not in first]

@@ -57,7 +57,7 @@ async def respond(
     if serving.slot_files is not None and body.id_slot is not None and body.id_slot >= 0:
         noted = serving.slot_files.noted(body.id_slot)
         if body.params.cache_salt is not None or body.adapters or body.lora:
-            noted = None  # a file serves every request for the plain model
+            noted = None  # a slot file is for the plain model and for every caller
         ignored += ["id_slot"] if noted is None else []
 
     def prepared(processor: InputProcessor) -> Submission:

@@ -496,7 +496,7 @@ class Serving:
                 aborting.submit(client.abort, request_ids)
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new work, waits for running calls, and aborts those that still run after `seconds`."""
+        """Refuses new work, waits for running calls, and aborts calls that still run after `seconds`."""
         if self._state in ("ready", "loading"):
             self._state = "draining"
         await asyncio.to_thread(self._stop_parts)

@@ -36,7 +36,7 @@ class SlotFiles:
         self._folder = Path(folder)
         self._texts: dict[int, tuple[int, ...]] = {}  # number -> the tokens of its last request
         self._restored: dict[int, Path] = {}  # number -> the file that was loaded for it
-        self._lock = threading.Lock()  # for loading and freeing, so that no file is freed that was just loaded again
+        self._lock = threading.Lock()  # so that no thread frees a file that another has just loaded again
         try:
             self._make_room()
         except InputError as error:

@@ -82,7 +82,7 @@ class RerankBody(PooledBody):
         given: the documents as in the body, for the response.
         top_n: number of results; None: all.
         return_documents: results contain their document.
-        use_activation: True: scores are from 0 to 1. False: scores are those of the model's head.
+        use_activation: True: scores are from 0 to 1. False: scores are the raw outputs of the model's head.
         tei: the response is a list, as in text-embeddings-inference.
     """
 

@@ -152,7 +152,7 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
     jobs += [_Job("batched", f"batched, n_slots = {n}", settings.config("batched", n)) for n in settings.sizes]
     done: list[list[Measurement]] = [[] for _ in jobs]
     errors: dict[int, str] = {}
-    for _ in range(settings.rounds):  # each round runs all jobs, so that a machine that slows down slows all alike
+    for _ in range(settings.rounds):  # each round runs all jobs, so that a slow phase of the machine affects all
         for number, job in enumerate(jobs):
             if number not in errors:
                 outcome = _measure(job, workload, settings.max_tokens, progress)

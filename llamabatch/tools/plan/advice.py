@@ -18,7 +18,7 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Change
 from llamabatch.utils.checks import counted
 
-_MANY_CORES = 16  # a guess: one context cannot use so many cores; benchmarks/results has no figure
+_MANY_CORES = 16  # a guess: one context cannot use this many cores; benchmarks/results has no figure
 _SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
 _FEW = 32  # the search for more slots stops at this number
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)

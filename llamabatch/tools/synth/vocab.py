@@ -36,7 +36,7 @@ class _Tokenizer:
     Attributes:
         pre: llama.cpp's name of the rule that splits text into words.
         n_behind: number of ids from the first special token to the end of the real vocabulary.
-        n_special: number of special tokens. Those without a name in `names` are reserved tokens.
+        n_special: number of special tokens. Special tokens without a name in `names` are reserved.
         names: index among the special tokens -> name.
         bos, eos, pad: indexes of these tokens among the special tokens.
     """

@@ -34,7 +34,7 @@ _CELLS = 256  # cells of each measured sequence
 _PROMPT = 192  # cells for the prompt; the rest of _CELLS is for steps
 _MANY = 32
 _LONG_PROMPT = 1024
-_LONG_PROMPT_S = 4.0  # on a slow machine the long prompt is shortened to take about so many seconds
+_LONG_PROMPT_S = 4.0  # on a slow machine the long prompt is shortened to about this many seconds
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
@@ -245,8 +245,8 @@ class Tuner:
         rounds: dict[str, tuple[Figures, ...]],
         failures: dict[str, str],
     ) -> None:
-        """Measures all candidates in each round. Every other round runs backwards, so that a machine that slows down
-        slows all candidates alike.
+        """Measures all candidates in each round. Every other round runs backwards, so that a slow phase of the machine
+        affects all candidates alike.
 
         When the time is over, no further round starts. In the first round, the candidates in `must` are still measured.
 

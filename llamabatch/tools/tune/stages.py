@@ -165,7 +165,7 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
     """Returns the setting of llama.cpp's own programs: flash attention "auto" (on where possible), libgomp's spin
-    count, all cores. Cache types and extra buffers stay as in `setting`, because others may crash here."""
+    count, all cores. Cache types and extra buffers stay as in `setting`, because other values may crash here."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )
@@ -203,7 +203,7 @@ def _kv_label(setting: Setting) -> str:
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
     """Returns settings with the current number of threads, 1, half the cores, all cores, and twice the cores if the
-    process may use so many."""
+    process may use that many."""
     logical = affinity()
     counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
     return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
