@@ -68,8 +68,8 @@ def write_projector(
     """Writes an mmproj file for a text model of width `n_embd`, and returns its size in bytes.
 
     Args:
-        weights: the type of the layers' matrices, as "Q8_0". Matrices whose rows are not whole blocks of this type are
-            F16.
+        weights: the type of the layers' matrices, as "Q8_0". Other matrices, and matrices whose rows are not whole
+            blocks of this type, are F16, except F32 positions.
         widened: the file has these matrices in F32, with the values that they have in their type.
 
     Raises:
