@@ -115,7 +115,7 @@ class Codec(_Record[T]):
         super().__init__(kind.__name__, types_of_fields, _constructor(kind, fields, dict.fromkeys(left_out)))
         self.encode: Callable[[T], Any] = attrgetter(*fields)
         self._n_kept = n_kept
-        self._kept: tuple[tuple[Any, T], ...] = ()  # (fields, instance); assigned as a whole, because other threads read it
+        self._kept: tuple[tuple[Any, T], ...] = ()  # (fields, instance); other threads read it
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:

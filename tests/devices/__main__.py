@@ -14,7 +14,7 @@ from llamabatch.native_build.tools import SetupFailure
 from tests.devices.conftest import WHOLE, devices
 
 ROOT = Path(__file__).parents[2]
-ON_TWO = ("test_media.py", "test_equality.py", "test_prefix_cache.py", "test_draft_model.py", "test_overrides.py", "test_stops.py")
+ON_TWO = tuple(f"test_{name}.py" for name in ("media", "equality", "prefix_cache", "draft_model", "overrides", "stops"))
 
 
 def main() -> int:
