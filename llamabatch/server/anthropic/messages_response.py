@@ -135,7 +135,7 @@ class MessageEvents:
         self._n_prompt = n_prompt
         self._is_begun = False
         self._index = -1  # index of the open block, or of the last closed block; -1: no block yet
-        self._open: str | tuple[str, int] | None = None  # kind of the open block, with the index of a call
+        self._open: str | tuple[str, int] | None = None  # kind of the open block; for a call, kind and index
         self._has_called = False
         self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
         self._n_text = 0  # characters of the answer so far

@@ -40,7 +40,7 @@ class Checked:
 
 
 def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambda: False) -> Checked:
-    """Checks all lines of a file. The fields of a body are checked only when the line runs, and fail only that line.
+    """Checks all lines of a file. A wrong field in a body is found only when its line runs, and fails only that line.
 
     Args:
         stopped: the check ends early when `stopped` returns true.
@@ -64,7 +64,7 @@ def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambd
                 _check(record, found, ids, endpoint)
                 if len(found.errors) == MAX_ERRORS or stopped():
                     return found
-        except InputError as error:  # the error concerns the whole file: for example, it is UTF-16
+        except InputError as error:  # the error concerns the whole file: for example, the file is UTF-16
             found.add("invalid_file", None, str(error).removeprefix(path.name).strip())
             return found
     if not found.total:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
-MOST_RUNNING = 4  # batches at once, not counting batches near the end of their windows
+MOST_RUNNING = 4  # batches at once; a batch near the end of its window starts in any case
 MOST_WAITING = 256  # unfinished batches
 _LOOK_S = 0.25  # seconds between two checks of all batches, and between two updates of a batch's counts
 _IDLE_S = 5.0  # seconds between two checks while no batch is unfinished
@@ -110,7 +110,7 @@ class Batches:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops all batches where they are, and waits for their threads. A later `start`, in any process, continues the
+        """Stops all batches where they are, and waits for their threads. A new Batches, in any process, continues the
         batches. May be called twice."""
         with self.mutex:
             self._ends = True
@@ -124,7 +124,7 @@ class Batches:
             each.thread.join()
 
     def add(self, batch: BatchRecord) -> None:
-        """Adds a batch that will begin by itself. Raises ApiError if its file has results, or too many batches wait."""
+        """Adds a batch. Raises ApiError if its file is missing or has results, or if too many batches wait."""
         with self.mutex, self.store.mutex:  # so that no thread deletes the file before the batch is stored
             file = self.store.file(batch.input_file_id)
             if file.purpose == OUTPUT_PURPOSE:
@@ -151,7 +151,7 @@ class Batches:
         return batch
 
     def waiting_for(self, batch: BatchRecord) -> str | None:
-        """Returns the reason why a batch waits, in words; None: the batch does not wait, or only for other batches."""
+        """Returns the problem of the disk or the engine for which a batch waits, in words; None: no such problem."""
         with self.mutex:
             if batch.has_ended or batch.id in self._running:
                 return None

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ReaderOf = Callable[[Serving, str], ReadLine]
 
-_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that jobs lack, or that are the same for all jobs
+_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that jobs do not have, or that are the same for all jobs
 
 
 class BatchService:
@@ -50,7 +50,7 @@ class BatchService:
         self._mutex = threading.RLock()
 
     def open(self) -> None:
-        """Opens the folder of `data_dir`, before the load. Raises ConfigError if another server uses the folder."""
+        """Opens the folder of `data_dir`, before the model loads. Raises ConfigError as Store does."""
         options = self._serving.options
         if options.batches and options.data_dir is not None:
             with self._mutex:
@@ -70,7 +70,7 @@ class BatchService:
             logger.warning("there are no batches on this server: %s", error, exc_info=not known)
 
     def take_over(self) -> bool:
-        """Opens the folder and continues its batches. Returns False if another server uses the folder."""
+        """Opens the folder and continues its batches. Returns False if the folder is in use or cannot be written."""
         with self._mutex:
             try:
                 self._started()

@@ -56,7 +56,7 @@ R = TypeVar("R", bound=_Record)
 
 
 class Store:
-    """The folder, from its constructor to close(). Safe from any thread.
+    """The folder of files and batches. It is locked from the constructor to close(). Safe from any thread.
 
     Args:
         folder: the folder. It is made if needed, for its owner alone.

@@ -57,7 +57,7 @@ class Context:
         )
 
     def whole(self, output: RequestOutput, each: CompletionOutput, index: int, *, stream: bool, cut: bool) -> Json:
-        """Returns the response of one continuation. In a stream, this is the last event, and lacks text and tokens.
+        """Returns the response of one continuation. In a stream, this is the last event, without text and tokens.
 
         Args:
             cut: t_max_predict_ms ended the continuation.
@@ -91,7 +91,7 @@ class Context:
         return only_fields(document, body.fields)
 
     def _is_out_of_context(self, each: CompletionOutput, n_prompt: int) -> bool:
-        """Returns True if the context was full: the output ended there, or lost tokens with overflow="shift"."""
+        """Returns True if the context was full: the output ended there, or overflow="shift" dropped tokens."""
         params, n_output = self.body.params, len(each.token_ids)
         if params.overflow == "shift":
             return n_prompt + n_output > self.n_ctx + 1  # the last token sampled needs no cell
@@ -130,8 +130,8 @@ def _stop(each: CompletionOutput, is_cut: bool) -> tuple[str, str]:
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:
-    """Returns the named fields of a document, as far as it has them. Without names, returns the whole document. a/b is
-    field b of the object a."""
+    """Returns the named fields of a document, except missing fields. Without names, returns the whole document. The
+    name a/b means field b of the object a."""
     if not names:
         return document
     found = {}
@@ -200,7 +200,7 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.over: set[int] = set()  # indices of the prompts that `look` has named
+        self.over: set[int] = set()  # indices of the prompts that `look` has returned
         self._limit_s = limit_ms / 1000
         self._clock = clock
         self._first: dict[int, float] = {}
@@ -227,7 +227,8 @@ class LlamaCompletionChunks:
     """A writer of the events of a streamed completion. The last event of a continuation has settings, counts and times.
 
     Args:
-        end_prompts: ends the requests of these prompts. Their outputs then come with the reason "abort".
+        end_prompts: ends the requests of the prompts with these indices. Their outputs then come with the reason
+            "abort".
     """
 
     def __init__(self, context: Context, end_prompts: Callable[[list[int]], None] = lambda places: None) -> None:

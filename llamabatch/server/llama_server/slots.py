@@ -1,4 +1,4 @@
-"""/slots: the state of each slot, once or as a stream, without prompts and outputs; and files of their texts."""
+"""/slots: the state of each slot without its texts, once or as a stream. Saves slots to files and restores them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
 
 
 class Lines:
-    """A writer of the lines of a streamed response. The line before the last line has all tool calls."""
+    """A writer of the lines of a streamed response. All tool calls come in one line, just before the last line."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

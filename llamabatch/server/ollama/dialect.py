@@ -17,7 +17,7 @@ _NANO = 10**9
 
 
 class LineStream(EventStream):
-    """A stream of JSON documents, one per line. While idle, it sends no comments: ollama's clients know none."""
+    """A stream of JSON documents, one per line. Bodies set ping_s to 0, because lines of JSON have no comments."""
 
     media = b"application/x-ndjson"
 

@@ -1,4 +1,4 @@
-"""Reads and answers a line of a batch, with the fields, checks, defaults and documents of the HTTP endpoint."""
+"""Reads and answers a line of a batch. Fields, checks, defaults and responses are those of the HTTP endpoint."""
 
 from __future__ import annotations
 

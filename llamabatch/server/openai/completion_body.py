@@ -14,7 +14,7 @@ from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
-_USUAL_TOKENS = 16  # the limit of OpenAI's documentation, if neither the body nor the server sets one
+_USUAL_TOKENS = 16  # OpenAI's documented limit, used if neither the body nor the server sets a limit
 
 COMPLETION: Fields = {
     **GENERATION,

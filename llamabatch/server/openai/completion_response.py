@@ -77,7 +77,7 @@ def _choice(
 
 
 class LogprobsRecord:
-    """A writer of the "logprobs" of a choice. It counts the text offsets from one call of `add` to the next.
+    """A writer of the "logprobs" of a choice. Each call of `add` continues the text offsets of the previous call.
 
     Args:
         as_ids: tokens are named by their ids, such as token_id:17.
@@ -95,8 +95,8 @@ class LogprobsRecord:
 
         Args:
             top: the requested number of likeliest tokens; 0: only the chosen tokens have logprobs.
-            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob, and its text is
-                cut from this text.
+            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob, so its text is cut
+                from `text`.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):

@@ -38,7 +38,7 @@ class CustomInput:
         return new
 
     def end(self) -> str:
-        """Returns the remaining characters. Arguments without a text as `input` are themselves the text."""
+        """Returns the remaining characters. If the arguments have no text as `input`, the text is the arguments."""
         whole = input_of(self._json)
         rest = whole[len(self.text) :] if whole.startswith(self.text) else ""
         self.text += rest

@@ -23,7 +23,7 @@ _MOST_FILES = 10_000  # files in a page
 
 
 async def batches_of(request: HttpRequest) -> Batches:
-    """Returns the files and batches of the application that got the request. Raises ApiError if they are off."""
+    """Returns the files and batches of the request's application. Raises ApiError if they are not available."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.batches)
 
@@ -43,7 +43,7 @@ async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
 
 
 class Listed(Protocol):
-    """An object that a list of the server can have."""
+    """An object that the server can list."""
 
     @property
     def id(self) -> str: ...

@@ -17,7 +17,7 @@ _PART = 8  # the input of one response may need at most max_bytes / _PART
 
 
 class InputItem(NamedTuple):
-    """An input item in the form in which the server lists it."""
+    """An input item as the server lists it."""
 
     id: str
     document: Json
@@ -81,7 +81,7 @@ class KeptResponses:
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
-        """Stores a finished response without its logprobs. Drops the least recently used ones above max_bytes.
+        """Stores a finished response without its logprobs. Drops the least recently used if max_bytes is exceeded.
 
         Args:
             owner: the name of the caller's API key; other keys do not find the response. None: there are no keys.

@@ -69,7 +69,7 @@ RESPONSES: Fields = {
     **_OWN,
 }
 
-# The fields of the body that the response repeats. Each value is that of a response to a body without the field.
+# The fields of the body that the response repeats, each with its value if the body does not have the field.
 _REPEATED: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -108,7 +108,7 @@ class ResponsesBody:
     items: tuple[Any, ...] | None = None
 
     def called(self, name: str) -> Json:
-        """Returns the fields of an output item that name the called function: the plain name, and the namespace if any.
+        """Returns the plain name of the called function, and its namespace if any, as fields of an output item.
 
         Args:
             name: the name under which the model knows the function.

@@ -22,7 +22,7 @@ from llamabatch.server.response.event_stream import DONE
 from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
 from llamabatch.server.serving.serving import Serving
 
-_MUCH = 2**16  # bytes in memory of JSON values; writing as much takes a millisecond
+_MUCH = 2**16  # bytes of JSON values in memory; writing these values takes a millisecond
 
 Json = dict[str, Any]
 

@@ -112,8 +112,8 @@ def _one_text(where: str, form: object) -> Json:
 
 
 def repeated_tools(tools: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Returns the tools as a response repeats them, without ignored tools. Clients that check types expect all fields
-    of a function."""
+    """Returns the tools as a response repeats them, without ignored tools. A function gets all its fields, because
+    clients that check types expect them."""
     return [_repeated(tool) for tool in tools if tool["type"] in (*_OWN, NAMESPACE)]
 
 

@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions in OpenAI's format. The sound becomes a message of a chat that asks for its text."""
+"""/v1/audio/transcriptions in OpenAI's format. The request becomes a chat that asks for the text of the sound."""
 
 from __future__ import annotations
 
