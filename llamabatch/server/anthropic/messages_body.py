@@ -240,7 +240,7 @@ def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
 
 def _result(where: str, result: object) -> str | list[Json]:
     if isinstance(result, str):
-        return _text(where, result)
+        return result
     blocks = _blocks(f"{where}.content", result)
     return content_of([_part_of(f"{where}.content[{number}]", block) for number, block in enumerate(blocks)])
 

@@ -123,10 +123,10 @@ class ProgressStream(EventStream):
         return self._progress.due() or super().idle()
 
     async def _look(self) -> None:
-        """Watches the slots until there are as many outputs as prompts."""
+        """Watches the slots until each prompt has output."""
         assert self._call.submission is not None
         ids = [each.request_id for each in self._call.submission.requests]
-        while self._call.n_outputs < len(ids):
+        while self._progress.n_begun < len(ids):
             try:
                 _, states = await live_of(self._serving).look()
             except (ApiError, EngineClosedError):  # the stream itself reports the error

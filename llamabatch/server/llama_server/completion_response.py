@@ -286,6 +286,11 @@ class LlamaCompletionChunks:
         """Returns the event of an error, the last event of the stream."""
         return f"data: {dump(error_document(error))}\n\n".encode()
 
+    @property
+    def n_begun(self) -> int:
+        """Number of prompts that have output."""
+        return len(self._first_s)
+
     def due(self) -> bytes:
         """Removes and returns the progress events that wait to be sent."""
         events, self._due = self._due, []
