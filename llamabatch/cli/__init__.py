@@ -170,7 +170,7 @@ def _open_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # for good
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # stays open
 
 
 def _interrupted() -> int:

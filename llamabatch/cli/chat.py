@@ -155,5 +155,5 @@ def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
                 sys.stdout.flush()
         ended = True
     finally:
-        if begun or thinks or ended or terminal:  # a script gets no line beside an error
+        if begun or thinks or ended or terminal:  # without a terminal, an error before any text writes no line
             click.echo()

@@ -36,7 +36,7 @@ def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
 
 
 def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Returns the failed checks, the checks in _USUAL, and one check that sums up the optional packages."""
+    """Returns the checks that are not OK, the checks in _USUAL, and one check that sums up the optional packages."""
     faults = sorted((each for each in checks if each.status is not Status.OK), key=lambda each: each.status.value)
     fine = [each for each in checks if each.status is Status.OK]
     extras = [each for each in fine if each.name.startswith(_EXTRA) and each.name != "extra buffers"]
@@ -48,8 +48,8 @@ def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 def _print(report: Report, checks: tuple[Check, ...]) -> None:
-    """Prints name, status and detail side by side, or the detail below them on a narrow terminal. Wraps lines only on
-    a terminal."""
+    """Prints name, status and detail side by side. On a narrow terminal the detail is on the lines below. Wraps lines
+    only on a terminal."""
     from rich.text import Text
 
     from llamabatch.utils.console import Stdout, wrapped

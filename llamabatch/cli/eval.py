@@ -166,8 +166,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules during the block. Skips an attribute that the module lacks, because these
-    attributes are not part of lm_eval's public interface.
+    """Replaces attributes of modules during the block. Skips an attribute that the module does not have, because
+    these attributes are not part of lm_eval's public interface.
 
     Args:
         changes: for each attribute, the module, its name, and the value during the block.

@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
     ),
 }
-# Groups that only `llamabatch serve` has. Its help shows them after its own options.
+# Groups that only `llamabatch serve` has. The help shows them after the command's own options.
 SERVER_GROUPS: dict[str, tuple[str, ...]] = {
     "Several models": (*("models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),),
     "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
@@ -114,7 +114,8 @@ SHORT: dict[str, tuple[str, ...]] = {
 }
 ALL = "--help-all"
 _MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # other programs' option -> ours
-_INSTEAD = {"chat": "give the message on stdin, or to: llamabatch generate --chat -m MODEL MESSAGE"}  # of an argument
+# Command -> advice if an extra argument is given.
+_INSTEAD = {"chat": "give the message on stdin, or to: llamabatch generate --chat -m MODEL MESSAGE"}
 _MOST_NEAR = 3
 _NEAR = 0.75  # least similarity of a suggested option; with click's 0.6, --json-schema would suggest --no-use-mmap
 _UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
@@ -145,8 +146,8 @@ class GroupedCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), *(["[MODEL]"] if self.takes_model else [])]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments. A single argument without a flag may be the model. An error in an environment variable
-        names the variable."""
+        """Parses the arguments. A single argument without a flag may be the model. An error in the value of an
+        environment variable names the variable."""
         if self.takes_model and not ctx.resilient_parsing:
             given, rest, _ = self.make_parser(ctx).parse_args(list(args))
             if len(rest) == 1 and "model" not in given:
@@ -164,8 +165,8 @@ class GroupedCommand(click.Command):
             raise
 
     def _near(self, name: str) -> list[str]:
-        """Returns suggestions for an unknown option: our option in _MEANT, else options that start or end with its
-        name, else the most similar options."""
+        """Returns suggestions for an unknown option: our option in _MEANT, else options that start or end with the
+        unknown name, else the most similar options."""
         names = [opt for each in self.params for opt in (*each.opts, *each.secondary_opts) if opt.startswith("--")]
         parts = [each for each in names if each.startswith(name) or each.endswith(f"-{name.lstrip('-')}")]
         meant = [each for each in names if each == _MEANT.get(name)]

@@ -79,7 +79,7 @@ _VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in C
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Returns a decorator that adds an option for each field of EngineConfig except the excluded ones. The command
-    receives the options that the user has given as a dict in `engine`."""
+    receives a dict `engine` with the options that the user has given."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:

@@ -87,7 +87,7 @@ class ServeCommand(GroupedCommand):
     The first source that sets an option wins: a flag, LLAMABATCH_…, LLAMA_ARG_…, the user's config file.
     """
 
-    groups = {"Options": (), **SERVER_GROUPS, **GROUPS}  # noqa: RUF012  # as of the base class
+    groups = {"Options": (), **SERVER_GROUPS, **GROUPS}  # noqa: RUF012  # as in the base class
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell asks for completions of an incomplete line
@@ -129,7 +129,7 @@ def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, c
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Returns parameter -> value for the translated arguments of another server's environment or of a section."""
+    """Returns parameter -> value for translated arguments: of llama-server's variables, or of a preset's section."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:
@@ -307,7 +307,8 @@ def _read(
 
 
 def _of_one(model: NamedModel) -> OneOfSeveral:
-    """Returns the engine and server options of one of several models. The command line overrides its section."""
+    """Returns the engine and server options of one of several models. The command line overrides the model's
+    section."""
     context = click.get_current_context()
     command = context.command
     positive, negative, takes = _flags(command)

@@ -23,7 +23,7 @@ from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import AUTO, TINY
 
 _GLOBAL = "*"  # the section whose options all models have
-_TOP = "llamabatch top"  # for keys of an .ini file before its first section
+_TOP = "llamabatch top"  # the section for keys before the first section of an .ini file
 _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # keys of llama-server, not flags
 _PART = re.compile(r"-\d{5}-of-\d{5}$")

@@ -57,7 +57,7 @@ def serve_several(
     """Serves several models. A request loads the model that it names.
 
     Args:
-        read_one: returns the options of a model and of its server.
+        read_one: returns the model with its engine options and server options.
         options: options of the server, for all models.
         pool: options of a ModelPool.
         look_again: finds the models again while the server runs; None: the models never change.

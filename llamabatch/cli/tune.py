@@ -18,7 +18,8 @@ from llamabatch.tools.tune.table import show
 from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, write_report
 
-# Options that tuning does not choose. The user may set them, because they change what is measured.
+# Options that the user may set, because they change the measurements. Tuning does not choose them, except the KV types
+# with --allow-numerics.
 _GIVEN = (
     *("n_gpu_layers", "main_gpu", "split_mode", "devices", "tensor_split", "type_k", "type_v"),
     *("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "use_mmap", "use_mlock", "numa"),

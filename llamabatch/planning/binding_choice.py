@@ -12,8 +12,8 @@ The order:
     5. the installed llamabatch_llama.
     6. an installed llama_cpp for CPUs.
 
-A process cannot unload the libraries of a build that does not work. So a child process tries a build first, unless it
-is the last one. The verdict is kept on disk.
+A process cannot unload the libraries of a build that does not work. So a child process tries each build first, except
+the last one. The verdict is kept on disk.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def reject(build: Build, reason: str) -> None:
     """Rejects a build that could not be loaded, so that choose() returns the next one.
 
     Raises:
-        SetupError: the environment names the build, or no other build works. The message has the reasons of all builds.
+        SetupError: the environment names the build, or no other build works; the message then has all reasons.
     """
     global _choice
     with _lock:

@@ -174,7 +174,7 @@ def _flash_attn(
     config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
 ) -> str:
     """Returns the value of flash_attn. llama.cpp's own kernel for CPUs reads each key once for every query head. This
-    kernel pays only where the keys are few: measured, a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled
+    kernel pays only where the keys are few. Measured: a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled
     model reads prompts 1.6 to 2 times as fast with "on", and decodes equally fast. Our kernel reads each key once."""
     on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
     if on_cuda and config.flash_attn != "off":
@@ -207,7 +207,7 @@ def _flash_attn(
 
 
 def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, reasons: dict[str, str]) -> str:
-    """Returns the value of device_sampling. "auto" stays "auto" where a GPU may sample, since the binding decides.
+    """Returns the value of device_sampling. "auto" stays "auto" where a GPU may sample: the binding decides later.
 
     On a CPU the value is "off". The logits are in main memory already, and our sampler reads each row only once. A
     search of the device for the likeliest tokens would be extra work.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 _F32, _F16 = 4, 2
 _LIVE_EMBEDDINGS = 4  # vectors of n_embd for each token that are needed at once in a feed-forward network
 _WORK = 1.15  # bytes per element of a row that is quantised for a matrix product: Q8_K's 292 / 256
-# From kernels/repack-prompts.h: bytes per element of a row; bytes of the sums of a thread for each row, over 16 strips;
-# the most rows at once.
+# From kernels/repack-prompts.h: bytes per element of a row; bytes of a thread's sums for each row, over 16 strips; the
+# most rows at once.
 _PROMPT_WORK, _PROMPT_SUMS, _PROMPT_ROWS = 4, 1024 + 128, 512
 
 
@@ -26,7 +26,7 @@ class Widths:
         n_embd, n_vocab: as in the metadata.
         n_head: query heads.
         queries, keys: elements of Q, and of K and V together.
-        feed_forward: elements needed at once in a feed-forward network: gate, up, their product, of all experts used.
+        feed_forward: elements needed at once in a feed-forward network: gate, up, their product, in all used experts.
         recurrent: elements needed at once in a layer with a state.
         latent: True if K and V are latent; Q is projected into their space in several steps.
         masks: kinds of attention masks: 2 if some layers attend over a window.
@@ -119,8 +119,8 @@ def output_bytes(widths: Widths, n_outputs: int) -> int:
 
 
 def work_bytes(widths: Widths, n_tokens: int, prompt_threads: int = 0) -> int:
-    """Returns the bytes of ggml's working memory beside the buffer of graph_bytes. It contains the rows of a matrix
-    product, quantised for its weights.
+    """Returns the bytes of ggml's working memory beside the buffer of graph_bytes. ggml stores the rows of a
+    matrix product there, quantised as the type of the weights needs.
 
     Args:
         prompt_threads: threads of a pass with the kernels for prompts (native_patches/0020); 0: no such kernels are

@@ -1,5 +1,4 @@
-"""Computes n_ctx of a plan, as given, as trained or as fitted to the memory, and the reach of a scaled rotary
-embedding."""
+"""Computes n_ctx of a plan (given, trained, or fitted to the memory), and the reach of a scaled rotary embedding."""
 
 from __future__ import annotations
 
@@ -50,9 +49,9 @@ def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
 def fitted_ctx(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Returns the value of n_ctx="fit". It doubles 4096 while n_slots slots fit in the memory, or an eighth of
-    MOST_SLOTS if n_slots is not given. The result is at most _FITTED_CTX and the context that the model was trained
-    for. A model that pools texts gets at most 4096, since one pass computes a whole text."""
+    """Returns the value of n_ctx="fit": 4096, doubled while all slots fit in half of the free memory. If n_slots is not
+    given, an eighth of the most slots must fit. The result is at most _FITTED_CTX and the context that the model was
+    trained for. A model that pools texts gets at most 4096, since one pass computes a whole text."""
     trained, source = _usual_ctx(config, facts)
     most = min(trained, _FITTED_CTX, config.kv_cells if isinstance(config.kv_cells, int) else _FITTED_CTX)
     n_ctx = one_slot.n_ctx

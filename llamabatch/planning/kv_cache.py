@@ -130,11 +130,11 @@ def start_slots_of(
 ) -> int:
     """Returns the number of slots of the first context.
 
-    llama.cpp zeroes all cells of a new context, so that many cells take seconds and memory before the first token.
+    llama.cpp zeroes all cells of a new context. If they are many, this takes seconds and memory before the first token.
     Our build gets zeroed pages from the system when a cell is first used.
 
-    The context starts with fewer slots only if its cells can be copied into a larger one. States and cells of a
-    sliding window cannot.
+    The context starts with fewer slots only if its cells can be copied into a larger one. States, and cells of a
+    sliding window, cannot be copied.
     """
     n_slots = config.n_slots
     if requested.start_slots != "auto":

@@ -27,7 +27,7 @@ ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llg
 # In Python: the token id (32), and an entry for it in the prompt, the sequence and the kept prefix (8 each).
 _LISTED_BYTES = 144 + 56
 _TOKEN_BYTES = 180  # bytes per token of llama.cpp's vocabulary: texts, ids, merges
-# The virtual memory that a thread reserves: its stack and an arena of glibc's malloc. It counts where RLIMIT_AS is set.
+# The virtual memory that a thread reserves: its stack and an arena of glibc's malloc. It counts against RLIMIT_AS only.
 _THREAD_SPACE = (8 + 64) * MIB
 _ARENA_SPACE = 64 * MIB  # virtual memory that malloc needs while it aligns an arena
 _PROCESS_SPACE = 48 * MIB  # libraries that are loaded later, and memory that malloc keeps
@@ -70,7 +70,7 @@ class Memory:
         embeddings: a second context, made when the first text is embedded. It is in `total` only for a model that
             only embeds, or ranks.
         reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may free them.
-        data: the part of all this memory that is not mapped from a file, and `reserved`.
+        data: all memory that is not mapped from a file, plus `reserved`.
         reserved: additional address space that is never written.
         loading: the part of the file that is in memory during the load only, beside `shared`; not in `total`.
         file: the size of the mapped file. Its address space stays reserved when pages are freed.
@@ -152,7 +152,7 @@ class Memory:
 def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
     """Returns the memory of one engine.
 
-    The sum has weights and their copies, KV cells rounded up to 256 (per slot, or in total if kv is "unified"),
+    The sum has weights and their copies, KV cells in multiples of 256 (per slot, or in total if kv is "unified"),
     recurrent states (per slot, f32), the buffers of one pass, and the rows of logits.
 
     Args:

@@ -18,7 +18,7 @@ from llamabatch.planning.compute_buffers import (
 )
 from llamabatch.planning.model_facts import ModelFacts
 
-CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
+CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to a multiple of this number
 
 
 def padded(n_cells: int) -> int:
@@ -76,7 +76,7 @@ def _with_samplers(widths: Widths, config: ResolvedConfig) -> Widths:
 
 
 def _widths(facts: ModelFacts) -> Widths:
-    """Returns the widths of a pass. For unknown tensors it assumes a feed-forward network of four times n_embd."""
+    """Returns the widths of a pass. Assumes a feed-forward network of four times n_embd if the widths are not known."""
     if facts.widths is not None:
         return facts.widths
     kv = facts.k_values + facts.v_values
@@ -92,7 +92,7 @@ def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Returns two numbers of bytes of llama/embedder.py's context for one pass: written bytes, never written bytes.
+    """Returns the bytes of llama/embedder.py's context for one pass: written bytes, and bytes that are never written.
 
     llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has no logits.
     """

@@ -48,7 +48,7 @@ class ProfileKey:
     def digest(self) -> str:
         """A hash of the key. The profile's file has this name."""
         facts = dataclasses.asdict(self)
-        if not self.changes:  # keeps the digests of files from releases without this field
+        if not self.changes:  # files from releases without this field keep their digests
             del facts["changes"]
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -149,7 +149,7 @@ class Profile:
         """Returns latency_rows if this number is known and fits; otherwise the smallest number of rows within 3 % of
         the most tokens/s, among measured numbers that fit and keep the latency limit. None: there is no such number."""
         if self.latency_rows is not None and fits(self.latency_rows):
-            # tune chose this number among more rows. Among the rows that fit, a smaller number could be within 3 %.
+            # tune chose this number from more stairs. From those that fit, best_rows could return a smaller number.
             return self.latency_rows
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 

@@ -115,7 +115,7 @@ def in_files(
     on_cpu: Sequence[bool],
     placed: Mapping[str, bool] = MappingProxyType({}),
 ) -> Files:
-    """Returns the part of the files that stays when tensors have repacked copies, or lie on GPUs.
+    """Returns the part of the files that stays in memory if tensors have repacked copies, or lie on GPUs.
 
     Args:
         parts: number of tensors in each file; empty: there is one file.

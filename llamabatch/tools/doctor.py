@@ -396,7 +396,8 @@ def _version_of(package: str, module: str) -> str | None:
 
 
 def _extras() -> Iterator[Check]:
-    """Reports the extras. Warns if only a part of an extra is installed, or if an NVIDIA GPU lacks the extra `gpu`."""
+    """Reports the extras. Warns if only a part of an extra is installed, or if there is an NVIDIA GPU without the extra
+    `gpu`."""
     for name, versions in _installed_extras().items():
         use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
         missing = [package for package, version in versions.items() if version is None]

@@ -10,7 +10,7 @@ from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same work differ by this much
 _FAR = 0.5  # after a short run, auto is not recommended if another strategy is faster by more than this
-LEAST_ROUNDS, LEAST_S = 3, 60.0  # with fewer rounds and fewer seconds, no other strategy than auto is advised
+LEAST_ROUNDS, LEAST_S = 3, 60.0  # auto and a faster row need this many rounds or seconds; else auto is advised
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
 # The simplest first: one request at a time, then several, then several processes. batched comes before static, because
@@ -24,8 +24,8 @@ def advise(rows: Iterable[Row]) -> Advice | None:
 
     "auto" wins if it was measured, unless another row is more than 5 % faster and both were measured in three rounds or
     for 60 s. (Short runs differ by 5 % without a cause.) Otherwise the baseline wins if it is more than 5 % faster than
-    all strategies. Otherwise one of the rows within 5 % of the most generated tokens/s wins: the simplest of those
-    within 5 % of their lowest median latency.
+    all strategies. Otherwise only rows within 5 % of the most generated tokens/s remain, and of these, rows within 5 %
+    of the lowest median latency. The simplest strategy among them wins.
 
     Args:
         rows: the rows of one comparison; rows with errors are skipped.

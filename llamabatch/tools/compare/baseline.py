@@ -97,7 +97,7 @@ class Loop:
 
     def _complete(self, request: Request) -> tuple[str, FinishReason]:
         ids, params = list(request.prompt_token_ids), request.params
-        if params.ignore_eos:  # create_completion lacks this option, so only its (slightly faster) inner loop runs
+        if params.ignore_eos:  # create_completion has no such option, so only its (slightly faster) inner loop runs
             for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
                 pass
             return "", FinishReason.LENGTH
@@ -140,7 +140,7 @@ class Loop:
 
 
 def main(number: int) -> None:
-    """Answers messages like llamabatch.client.worker, until the parent sends "close" or ends.
+    """Answers messages as llamabatch.client.worker does, until the parent sends "close" or ends.
 
     Args:
         number: the program's argument, as for ParentLink.

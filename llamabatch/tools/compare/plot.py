@@ -280,7 +280,7 @@ def _good(row: Row) -> list[RequestOutput]:
 
 
 def _spans(row: Row) -> list[tuple[float, float]]:
-    """Returns admission and last token of each request without an error, in seconds since the submission."""
+    """Returns the times of admission and last token of each request without an error, in seconds since submission."""
     return [(output.timings.queued_s or 0.0, output.timings.token_times_s[-1]) for output in _good(row)]
 
 
@@ -321,5 +321,5 @@ def _magnified(ax: Any, row: Row, lanes: int, share: float, caption: str) -> Non
     inset.set_xticks([])
     inset.spines["bottom"].set_visible(False)
     ax.text(left, 0.9, f"{caption}; magnified {1 / share * (1 - left):.1f} times", transform=ax.transAxes, size="small")
-    for y in (0.0, 0.86):  # draws lines from the small copy to the large one
+    for y in (0.0, 0.86):  # draws lines from the bars to their magnified copy
         ax.plot([share, left], [0.0 if y == 0.0 else 1.0, y], transform=ax.transAxes, color="#999999", lw=0.8, ls=":")

@@ -114,7 +114,8 @@ def _cpus(report: Report) -> int:
 
 
 def _gpus(report: Report) -> int:
-    """Returns the number of GPUs that a pod needs: the GPUs with layers, times the engines with "multi-instance"."""
+    """Returns the number of GPUs that a pod needs: the GPUs with layers. With "multi-instance" each engine has its
+    own GPUs, up to the number of GPUs of the machine."""
     used = sum(gpu.total > 0 for gpu in report.memory.gpus)
     children = report.requested.config.strategy == "multi-instance"
     return min(len(report.machine.gpus), used * report.requested.config.instances) if children else used

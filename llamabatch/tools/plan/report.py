@@ -78,7 +78,7 @@ class Report:
     Attributes:
         model, file_bytes: name of the model, size of its file.
         machine: the machine; its available_bytes do not include the memory of llamabatch's own process.
-        given_bytes: the free memory of --memory, including that process; None: the plan uses this machine's memory.
+        given_bytes: the free memory in --memory, including that of the process; None: the plan is for this machine.
         plan: the options with which an engine would run; None: they do not fit.
         refusal: the reason why the options do not fit, else None.
         requested: the plan of the options as given, whether they fit or not.

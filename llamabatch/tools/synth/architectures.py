@@ -13,7 +13,7 @@ from llamabatch.tools.synth.shapes import ATTENTION, FEED_FORWARD, RECURRENT, Sh
 # A factor on the embeddings and the output matrix. It spreads the logits about as in a trained model, so that sampling
 # is realistic.
 _GAIN = 3.0
-_PLAIN = ("llama", "qwen2")  # architectures that need no metadata beyond that of file.py
+_PLAIN = ("llama", "qwen2")  # architectures that need only the metadata of file.py
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
 _Tensor = tuple[str, npt.NDArray[Any]]
-_MEL, _FRAMES = 80, 3000  # frequency bands of Whisper's encoder, and the steps of 10 ms in one pass of it
+_MEL, _FRAMES = 80, 3000  # of Whisper's encoder: frequency bands, and steps of 10 ms in one pass
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def write_projector(
     """Writes an mmproj file for a text model of width `n_embd`, and returns its size in bytes.
 
     Args:
-        weights: the type of the layers' matrices, as "Q8_0". Other matrices, and matrices whose rows are not whole
+        weights: the type of the layers' matrices, such as "Q8_0". Other matrices, and matrices whose rows are not whole
             blocks of this type, are F16, except F32 positions.
-        widened: the file has these matrices in F32, with the values that they have in their type.
+        widened: write the layers' matrices as F32, with the values that they would have in their own type.
 
     Raises:
         SetupError: the gguf package is missing.
@@ -228,6 +228,6 @@ class _Tensors:
         return f"{self._prefix}.position_embd.weight", 0.1 * self._random.standard_normal((n, self._width), _F32)
 
     def _normal(self, rows: int, *inputs: int) -> npt.NDArray[Any]:
-        """Returns random weights whose sums of products with inputs of variance 1 have variance 1."""
+        """Returns random weights that convert inputs of variance 1 to outputs of variance 1."""
         values = self._random.standard_normal((rows, *inputs), _F32)
         return np.asarray(values / np.sqrt(np.prod(inputs)), _F16)

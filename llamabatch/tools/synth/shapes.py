@@ -12,7 +12,7 @@ ATTENTION, RECURRENT, FEED_FORWARD = "*", "M", "-"
 
 @dataclass(frozen=True)
 class State:
-    """The state that a recurrent layer keeps for a sequence: a delta net, Mamba-2, or a short convolution.
+    """The state that a recurrent layer (a delta net, Mamba-2 or a short convolution) keeps for a sequence.
 
     Attributes:
         conv: columns of the convolution over time, including the newest column.

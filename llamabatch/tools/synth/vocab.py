@@ -181,7 +181,7 @@ def _pairs() -> list[str]:
 
 
 def _words(count: int) -> list[str]:
-    """Returns different strings of a space and three syllables, about as long as tokens of a real vocabulary."""
+    """Returns different words: a space and three syllables, about as long as the tokens of a real vocabulary."""
     syllables = [c + v for c, v in product("bdfghjklmnprstvwyz", "aeiou")]
     words = (_SPACE + a + b + c for a, b, c in product(syllables, repeat=3))
     return [word for word, _ in zip(words, range(count), strict=False)]

@@ -61,7 +61,7 @@ class Children(Closing):
             raise
 
     def spins_matter(self, setting: Setting, job: Job) -> bool:
-        """Returns True if GOMP_SPINCOUNT has an effect, because the library uses libgomp."""
+        """Returns True if the library uses libgomp, which reads GOMP_SPINCOUNT."""
         return self._child(setting, job).uses_libgomp
 
     def _child(self, setting: Setting, job: Job) -> _Child:

@@ -89,8 +89,8 @@ class Settings:
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures the candidates, chooses, and writes the profile. Does not write it if other processes used the CPU
-    during the tuning.
+    """Measures the candidates, chooses, and writes the profile. If other processes used the CPU during the tuning,
+    writes the profile only with `beside_load`.
 
     Raises:
         InputError: the model or an option is refused.
@@ -142,7 +142,7 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # both go into the profile or neither: one's rule uses the other
+    threads = differs("n_threads", "n_threads_batch")  # both or neither: the rule for n_threads_batch uses n_threads
     flash = differs("flash_attn") and chosen.type_v == rule.type_v  # with another V type, the type decides flash_attn
     return Profile(
         key=profile_store.key_of(
@@ -251,7 +251,7 @@ class Tuner:
         When the time is over, no further round starts. In the first round, the candidates in `must` are still measured.
 
         Args:
-            must: labels; the first is the default. Its EngineError is raised, but other candidates only fail.
+            must: labels; the first is the default. The EngineError of the default is raised, others go to `failures`.
             rounds, failures: receive the figures and the errors.
         """
         default = must[0]
