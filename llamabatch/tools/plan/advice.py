@@ -102,7 +102,7 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
-    """Returns changes that each make the plan fit, the smallest change first. If the plan fits already (`fitting`),
+    """Returns changes that each make the plan fit, in the order of _ways. If the plan fits already (`fitting`),
     returns changes that each make room for more slots."""
     found = []
     if fitting:
