@@ -190,7 +190,7 @@ def _passed(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()  # loads on a thread; requests for the model get 503 until then
+        serving.start()  # loads on a thread; meanwhile, a Serving answers 503
         watching = None
         if keys is not None and options.api_key_file is not None:
             ring, path = keys, options.api_key_file

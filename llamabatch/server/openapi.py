@@ -355,7 +355,7 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    operation = known.get(endpoint) if method == "POST" else None  # found under any path of the endpoint
+    operation = known.get(endpoint) if method == "POST" else None  # the same for all paths of the endpoint
     if operation is not None:
         parameters.append(
             {

@@ -1,7 +1,7 @@
 """Options of the server: address, keys, hosts, CORS, limits, and defaults for requests.
 
 ServerOptions is frozen and checked once; an unknown option is refused by name. EngineConfig has the options of the
-engine, and `split` separates both. The command line's options are generated from the fields of ServerOptions.
+engine. `split` separates the two groups. The command line's options are generated from the fields of ServerOptions.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class ServerOptions:
         return tuple(_read_key(entry, place) for place, entry in enumerate(self.api_keys, 1))
 
     def read_keys_again(self) -> tuple[ApiKey, ...]:
-        """Returns the keys with the present contents of `api_key_file`. Raises ConfigError."""
+        """Reads `api_key_file` again and returns all keys. Raises ConfigError."""
         return replace(self, api_keys=self._given).keys
 
     @property
@@ -391,7 +391,7 @@ def _read_key(entry: str, place: int) -> ApiKey:
     """Reads a key with its settings. Raises ConfigError, but its message never shows a key.
 
     Args:
-        entry: the key, followed by name=, rpm= and tpm= after blanks.
+        entry: the key, and after it optional settings: name=, rpm= and tpm=, each after a blank.
         place: number of the key, from 1 on. A key without a name gets the name "key" and this number.
     """
     key, *settings = entry.split(" ")
@@ -417,7 +417,7 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Reads texts from a list, or from a text with commas. Raises ConfigError, without values if longest is None."""
+    """Reads texts from a list, or from a text with commas. Raises ConfigError; without `longest` it shows no values."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)

@@ -1,8 +1,8 @@
 """The server as a program: uvicorn on our sockets, with a graceful shutdown.
 
 uvicorn stops accepting connections when it is told to end, so a load balancer could not learn that the server is
-draining. Therefore the first signal drains the Serving, while /readyz still answers 503, and only then ends uvicorn. A
-second signal ends the process at once, and the engine's child process with it. Several signals within a second count
+draining. So the first signal only drains the Serving, and uvicorn ends after that. Meanwhile /readyz answers 503.
+A second signal ends the process at once, and the engine's child process with it. Several signals within a second count
 as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so the signal arrives twice.
 """
 
@@ -218,8 +218,8 @@ class DrainingServer(uvicorn.Server):
     def _load_certificate(self) -> None:
         """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
 
-        The present context cannot be used. If the new key has another type, the context would keep the old certificate
-        as well. It would also keep a new certificate that does not belong to the new key.
+        The present context is not loaded again, because it would keep the old certificate beside a new key of
+        another type. It would also keep a new certificate that does not belong to the new key.
         """
         config = self.config
         assert config.ssl is not None
@@ -265,7 +265,7 @@ class DrainingServer(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
+        """Drains the server at the first signal. Ends the process at a later signal, or before the start."""
         if self._loop is None:  # there is nothing to drain yet
             os._exit(128 + sig)
         if self._signalled_s is None:
@@ -344,7 +344,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """True for a socket that no process listens on any more. Raises FileExistsError for any other file."""
+    """True for a socket that no process listens on any more. Raises FileExistsError for a file that is no socket."""
     if not os.path.exists(path):
         return False
     if not stat.S_ISSOCK(os.stat(path).st_mode):

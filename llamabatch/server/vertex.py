@@ -92,7 +92,7 @@ async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
     async def receive() -> Any:
         if messages:
             return messages.pop()
-        return await asyncio.Event().wait()  # no message for a disconnect: it cancels the outer request
+        return await asyncio.Event().wait()  # a disconnect cancels the outer request, so no message is needed
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":

@@ -13,7 +13,7 @@ from llamabatch.server.http.errors import CLIENT_CLOSED
 from llamabatch.server.http.security import own_path
 from llamabatch.utils.histogram import Histogram, Tally
 
-NO_ROUTE = "none"  # label `handler` of paths without a route, and of requests whose head could not be read
+NO_ROUTE = "none"  # the label `handler` for paths without a route, and for requests whose head could not be read
 OTHER_METHOD = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CONVERTOR = re.compile(r":\w+}")

@@ -89,7 +89,7 @@ class ApiError(Exception):
         type, code: values for programs; if given as "" and None, OpenAI's values for the status.
         param: the field of the body that caused the error.
         headers: additional headers of the response.
-        facts: numbers that the body has beside the message, such as n_prompt_tokens and n_ctx.
+        facts: numbers that the JSON has beside the message, such as n_prompt_tokens and n_ctx.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
 
 
 def check_ends(output: RequestOutput) -> None:
-    """Raises ApiError if the engine or the shutdown of the server has ended the request."""
+    """Raises ApiError if the request failed, or if the shutdown of the server has ended it."""
     if output.error is not None and (error := output.exception()) is not None:
         raise ApiError.of(error)
     if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):

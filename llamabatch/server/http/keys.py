@@ -19,7 +19,7 @@ from llamabatch.server.options import ApiKey
 
 WINDOW_S = 60.0
 _GRAIN_S = 1.0
-_NO_NAME = re.compile("key[0-9]+")  # names that options.ApiKey gives to keys without a name
+_NO_NAME = re.compile("key[0-9]+")  # names that options.py gives to keys without a name
 SCOPE_KEY = "llamabatch.key"  # key in an ASGI scope; the value is a list with the name of the request's API key
 
 
@@ -43,7 +43,7 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # (time, count) entries of the last WINDOW_S seconds; empty if the key has no limit of requests or of tokens
+        # (time, count) entries of the last WINDOW_S seconds; requests: empty without rpm; tokens: empty without tpm
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 

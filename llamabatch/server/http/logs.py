@@ -1,6 +1,6 @@
 """The log of `llamabatch serve`: one handler and one format.
 
-Nothing of a prompt or an answer is ever written: no body, no query, no header, at any level.
+Nothing of a prompt or an answer is ever written: no body, no query, no header but X-Request-Id, at any level.
 """
 
 from __future__ import annotations

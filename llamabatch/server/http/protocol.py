@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with limits on heads, times and connections.
 
-uvicorn with httptools limits none of these. A head may have any length and take any time, and a connection stays open
-even if its client never sends or never reads.
+By default, uvicorn with httptools limits none of these. A head may have any length and take any time, and a connection
+stays open even if its client never sends or never reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """RequestLog, a middleware that gives each request an id, counts requests, and logs failures or all requests.
 
 The line of a failure has id, method, path, status, code and reason. The line of any request has client, name of the
-key, method, path, status and seconds. No line has parts of a body, a query or a header. Lines leave out error messages
-of statuses below 500, because these messages may quote such parts.
+key, method, path, status and seconds. No line has parts of a body, a query or a header but X-Request-Id. Lines leave
+out error messages of statuses below 500, because these messages may quote such parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/livez, /readyz and /health. They tell whether to restart the server, and whether to send requests to it."""
+"""/livez, /readyz and /health. They say whether to restart the server, and whether to send requests to it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Live:
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of the last WINDOW_S seconds, or of a shorter span after the first call of `look`."""
+        """Returns the speeds of the last WINDOW_S seconds. The span differs if calls of `look` are few or rare."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
@@ -236,7 +236,7 @@ def longest(gaps: Histogram) -> float | None:
 
 
 def totals(stats: EngineStats) -> Json:
-    """Returns the counts since the start that the page shows."""
+    """Returns the counts since the start for the page, and the numbers of slots and of running continuations."""
     return {
         "requests": stats.submitted,
         "ok": stats.ok,

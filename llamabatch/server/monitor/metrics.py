@@ -102,7 +102,7 @@ class Metrics:
         http: HttpCounts | None = None,
         keys: Mapping[str, KeyCounts] | None = None,
     ) -> bytes:
-        """Returns all figures as text of version 0.0.4.
+        """Returns all figures in version 0.0.4 of the text format.
 
         Args:
             stats: figures of all engines together. states: the state of each engine, for the adapters in use.

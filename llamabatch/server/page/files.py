@@ -20,8 +20,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts, styles and calls come from this server alone. Inline scripts and styles are forbidden, so that no text of a
-# model can become a script or a style. Pictures come from the page itself or from the user.
+# Scripts and styles come from this server alone, and calls go to it alone. Inline scripts and styles are forbidden, so
+# that no text of a model can become a script or a style. Pictures come from the page itself or from the user.
 _POLICY = "; ".join(
     (
         "default-src 'none'",

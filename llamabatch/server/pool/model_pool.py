@@ -102,8 +102,8 @@ class ModelPool:
     A request for a loaded model runs at once. A request for another model waits until that model is loaded, together
     with other requests for it. Models are loaded one after another, in the order in which requests asked for them. If a
     model does not fit beside the loaded models, the models that are idle longest are unloaded first. If all models are
-    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both are
-    gathered. Then the busy model accepts no new requests, and its running requests end.
+    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both
+    gather. Then the busy model accepts no new requests, and its running requests end.
 
     Args:
         takes_any: requests with an unknown name use the first model.
@@ -112,7 +112,7 @@ class ModelPool:
 
     Attributes:
         models: the models. Requests without a model use the first one.
-        load_error: always None; run.py reads this attribute of a Serving.
+        load_error: always None; run.py reads this attribute of a Serving or a ModelPool.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ModelPool:
         self._is_draining = False
         self._changed = asyncio.Event()
 
-    # The members that run.py uses, as of a Serving
+    # The members of a Serving that run.py uses
 
     @property
     def state(self) -> str:
@@ -226,7 +226,7 @@ class ModelPool:
             holds: True: the model is not unloaded before the end of the block. False: it may be unloaded earlier, since
                 the request may last as long as a page is open.
             keep_s: the seconds without a request after which the model sleeps, counted from the end of the block;
-                math.inf: never; None: by its options. A block that only reads changes nothing.
+                math.inf: never; None: as the options say. A block that only reads changes nothing.
 
         Raises:
             ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
@@ -295,7 +295,8 @@ class ModelPool:
     async def reload(self) -> None:
         """Adds new models, and removes models that are not loaded and whose files are gone.
 
-        Raises ApiError: the folder of the models, or the file of presets, cannot be read (503).
+        Raises:
+            ApiError: the folder of the models or the file of presets cannot be read, or two models share a name (503).
         """
         if self._look_again is None or self._make is None:
             return
@@ -399,8 +400,8 @@ class ModelPool:
             self._closing.update(busy)
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
-        """Returns the loaded models to unload for this model: idle models first, then models in `before`, then the
-        least recently used models."""
+        """Returns the loaded models to unload for this model. Idle models go first, then models in `before`. In each
+        group, the least recently used goes first."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):

@@ -1,4 +1,4 @@
-"""The endpoints of a pool, and the dispatch of all other requests to the applications of the models that they name."""
+"""The endpoints of a pool. All other requests go to the application of the model that the request names."""
 
 from __future__ import annotations
 

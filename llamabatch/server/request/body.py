@@ -33,16 +33,16 @@ MAX_REPEATED = 256  # characters of a text that an answer repeats and the model 
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
 _MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
-_MAX_IGNORED = 1024  # ignored names stored of a body, because the event loop writes them to the header and the log
-_MAX_IGNORED_NAME = 64  # characters stored of each ignored name, because log_ignored never forgets a name
+_MAX_IGNORED = 1024  # ignored names kept for a body; the event loop writes them to the header and the log
+_MAX_IGNORED_NAME = 64  # characters kept of an ignored name; log_ignored keeps the names for ever
 _MAX_NAMES = 512  # names in the value of IGNORED_HEADER; each needs three bytes or more
 _MAX_LOGGED = 1024  # names of ignored fields that a process logs; further names are not logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
-_PART = re.compile(r"[.:\[]")  # ends the name of a field in a path, before the name of a part
+_PART = re.compile(r"[.:\[]")  # separates the name of a field from the rest of a path
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Fields whose values are converted to another field, though their names are not its aliases.
+# Fields whose values are converted to those of another field. ALIASES does not have these names.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -234,7 +234,7 @@ class Body:
         self._add_ignored(name)
 
     def ignore_not_held(self, place: str, parts: Iterable[str]) -> None:
-        """Adds parts of a form to `ignored` that no grammar enforces. Raises ApiError if strict.
+        """Adds to `ignored` the parts of a form that no grammar enforces. Raises ApiError if strict.
 
         Args:
             place: the field with the form. parts: as in Structure.not_held, such as "format 'password'".

@@ -29,7 +29,7 @@ class Gap:
 
 
 def missing_marks(special_ids: Container[str]) -> list[str]:
-    """Returns the names of the fill-in-the-middle tokens that the vocabulary lacks."""
+    """Returns the names of the fill-in-the-middle tokens that are not in the vocabulary."""
     return [name for name in _FIM if name not in special_ids]
 
 

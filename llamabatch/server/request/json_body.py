@@ -19,8 +19,8 @@ MAX_DEPTH = 128  # levels of lists and objects; Python's recursion limit is near
 MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
 MAX_SIZE = 2**20  # values in a body; a list, an object and a value with a name each count as several
 
-_OF_A_LIST = 4  # values that a list or an object counts as
-_OF_A_NAME = 8  # values that a value with a name counts as: the name becomes a string and is looked up
+_OF_A_LIST = 4  # the count of a list or an object in MAX_SIZE
+_OF_A_NAME = 8  # the count of a value with a name: the name becomes a string and is looked up
 _MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
 _HALF = re.compile("[\ud800-\udfff]")
 _CURL_TYPE = "application/x-www-form-urlencoded"

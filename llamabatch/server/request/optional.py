@@ -13,8 +13,8 @@ from llamabatch.config.other_servers import SETTINGS
 from llamabatch.server.request.body import Body, Field, Fields
 
 BETA_HEADER = "anthropic-beta"
-# A line for a service that programs put before the system prompt. The line contains a number that changes with each
-# request, and with such a prompt the prefix cache would never match.
+# Programs put this line before the system prompt, for a service. The line contains a number that changes with each
+# request, so the prefix cache would never match.
 _FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
 
 
@@ -54,7 +54,7 @@ MESSAGES: Fields = {
     "mcp_servers": _allows("call tools from your program", []),
 }
 
-# Items and blocks about tools and contexts of a service, which its model alone reads.
+# Items and blocks about tools and contexts of a service. Only the model of that service reads them.
 RESPONSES_ITEMS = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
@@ -78,7 +78,7 @@ def own_tools(
     given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
 ) -> Iterator[tuple[str, Any]]:
     """Yields the tools that the caller runs, each with its path. Tools of other types belong to services that this
-    server lacks. They are ignored and named in a header. Raises ApiError if the server is strict.
+    server does not have. They are ignored and named in a header. Raises ApiError if the server is strict.
 
     Args:
         kinds: types of the caller's own tools.

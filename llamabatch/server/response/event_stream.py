@@ -1,6 +1,6 @@
 """Server-sent events: a response that streams the outputs of a RequestStream. Each list of outputs is one body part.
 
-uvicorn's `send` waits while a slow reader's socket is full. The RequestStream joins the outputs that come then.
+uvicorn's `send` waits while a slow reader's socket is full. Meanwhile, the RequestStream joins new outputs.
 Comments keep a silent connection open.
 """
 
@@ -34,7 +34,7 @@ class Chunks(Protocol):
     """Writes the events of one response. Calls may come on any thread, one at a time."""
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """True if `feed` would delay other requests too long on the event loop. It then runs on a worker thread."""
+        """True if `feed` would delay other requests too long on the event loop. `feed` then runs on a worker thread."""
 
     def end_takes_long(self) -> bool:
         """True if `end` would delay other requests too long on the event loop."""

@@ -45,7 +45,7 @@ async def respond(
         chunks: makes the writer of a stream's events, after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
         outputs: collects the outputs of a whole answer from the stream; None: waits for the whole outputs.
-        is_large: True if a whole answer takes long to write whatever its outputs are.
+        is_large: True if a whole answer takes long to write even if its outputs are short.
         stream: makes the streamed response, with the arguments of EventStream.
 
     Raises:
@@ -76,7 +76,7 @@ async def respond(
             media=body.has_media,
             noted=noted,
         )
-    except PromptError as error:  # raised by the chat template
+    except PromptError as error:  # for example from the chat template
         raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
     except SamplingError as error:
         if body.form is None or "structured_outputs" not in str(error):

@@ -78,7 +78,7 @@ def model_card(serving: Serving, name: str) -> Json:
 
 
 def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
-    """Returns an entry as model_card does, for a model that may not be loaded."""
+    """Returns an entry as model_card does. The model need not be loaded."""
     return {
         "name": name,
         "model": name,
@@ -89,7 +89,7 @@ def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
 
 
 def details(architecture: str, facts: FileFacts) -> Json:
-    """Returns the `details` of an entry for a model that may not be loaded."""
+    """Returns the `details` of an entry. The model need not be loaded."""
     return {
         "parent_model": "",
         "format": "gguf",

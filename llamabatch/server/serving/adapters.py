@@ -29,7 +29,7 @@ class AdapterFiles:
         self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """Returns an adapter's path in the folder of adapters, its file name for another folder, or "" if unknown."""
+        """Returns an adapter's path in the folder of adapters, its file name if it lies elsewhere, or "" if unknown."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents

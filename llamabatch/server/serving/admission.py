@@ -1,6 +1,6 @@
 """Estimates the wait before a new request, for Retry-After and for deadlines that would pass in the queue.
 
-The engine is not queried. The FrontClient reports requests that enter and end, and a model of the slots tells which of
+The engine is not queried. The FrontClient reports requests that enter and end, and a model of the slots says which of
 these requests run. Estimates are too short rather than too long: a request that might succeed is admitted. Pure Python.
 """
 
@@ -20,9 +20,9 @@ from llamabatch.request.request import Request
 # OpenAI's clients obey a Retry-After of up to a minute, and fall back to their own short waits above it.
 MAX_RETRY_S = 60
 WINDOW_S = 30.0  # seconds over which the rate is measured
-# The number of measured requests before any deadline is refused: the first requests warm up the engine and are slower.
+# No deadline is refused before this number of measured requests: the first ones are slower, as they warm up the engine.
 MIN_MEASURED = 4
-_KEPT = 64  # number of measured requests; older requests do not tell the present speed of the engine
+_KEPT = 64  # number of measured requests; older requests do not show the present speed of the engine
 
 _Tier = tuple[bool, int]
 
@@ -31,7 +31,7 @@ class EndRate:
     """The rate at which continuations end, over the last WINDOW_S seconds of busy time."""
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the entry before, continuations ended)
+        self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the previous entry, continuations ended)
         self._busy_s = 0.0
         self._ended = 0
         self._open_s = 0.0  # busy seconds since the last end
@@ -151,7 +151,7 @@ class _Entered:
 
 
 class Admission:
-    """A thread-safe model of the slots, and of the requests that have slots or wait: a Watcher of the FrontClient.
+    """A thread-safe model of the slots and of the requests in flight. It is a Watcher of the FrontClient.
 
     Args:
         n_slots: continuations that can run at once.
@@ -179,7 +179,7 @@ class Admission:
         return self._counted()
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
-        """Adds requests that are in flight from `now` on, in seconds of any monotonic clock."""
+        """Adds requests that are in flight from `now` on. `now` is in seconds of any monotonic clock."""
         with self._lock:
             self._advance(now)
             for request in requests:

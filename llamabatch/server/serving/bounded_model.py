@@ -10,9 +10,9 @@ from llamabatch.engine.validation import check_length
 from llamabatch.errors import ContextLengthError, PromptError
 from llamabatch.llama.model import Model
 
-# The most characters of a text that is only tokenized, or that may be cut to n_ctx.
+# The limit of characters in a text that is only tokenized, or that may be cut to n_ctx.
 MAX_TEXT = 2**20
-# A text that is too long is still tokenized up to this number of characters, so that its refusal names its tokens.
+# A text that is too long is still tokenized if it has at most COUNTED characters: its refusal then names its tokens.
 COUNTED = 2**18
 _MARKS = 2**14  # characters allowed for marks, which a call tokenizes beside its prompts
 

@@ -168,7 +168,7 @@ class RequestStream:
         n_outputs: outputs received so far.
         n_logprobs: logprobs in the whole outputs received so far.
         spend: called with numbers of tokens, for the limits of the API key; None: tokens are not counted.
-        noted: called with each whole output, on the loop; None: nobody keeps them.
+        noted: called with each whole output, on the loop; None: no call.
         on_end: called once, on the loop, when the reader has the last output or has left.
     """
 
@@ -259,7 +259,7 @@ class RequestStream:
         """Waits for outputs and returns all since the last call.
 
         Raises:
-            EngineError: a request failed and its submission raises errors, or an output was lost.
+            EngineError: a request failed and `errors` of the submission is "raise", or an output was lost.
         """
         submission = self.submission
         assert submission is not None, "the stream of a submission that was not made"
@@ -294,7 +294,7 @@ class RequestStream:
         """Returns the results in the order of the prompts. Cancelling the call aborts the requests.
 
         Raises:
-            EngineError: a request failed and its submission raises errors.
+            EngineError: a request failed and `errors` of the submission is "raise".
         """
         try:
             async for _ in self:

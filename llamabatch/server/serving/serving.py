@@ -63,10 +63,10 @@ State = Literal["loading", "ready", "restarting", "draining", "failed"]
 Prepare = Callable[[InputProcessor], Submission]
 Connect = Callable[[EngineConfig], FrontClient]
 
-_LOOK_S = 0.02  # seconds between two checks that the last stream has ended
+_LOOK_S = 0.02  # seconds between two checks whether all calls have ended
 _AFTER_ABORT_S = 10.0  # seconds to wait for aborted requests: a running step may take that long
 _RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
-_LONGEST_RETRY_S = 60  # the longest Retry-After in states that _RETRY_AFTER_S lacks
+_LONGEST_RETRY_S = 60  # the longest Retry-After in states that are not in _RETRY_AFTER_S
 _MESSAGES = {
     "loading": "the model is being loaded; try again in a moment",
     "restarting": "the engine's process ended and another one is being started; requests that come now wait for it",
@@ -385,7 +385,7 @@ class Serving:
         media: bool = False,
         noted: Callable[[RequestOutput], None] | None = None,
     ) -> RequestStream:
-        """Makes requests and submits them, both on a worker thread.
+        """Makes requests and submits them, on worker threads.
 
         Unfinished requests are aborted when the task of the caller ends or is cancelled.
 
@@ -410,7 +410,7 @@ class Serving:
         call.noted = noted
         self._open.add(call)
         self._answers.add(call)
-        task.add_done_callback(lambda _: self._answers.discard(call))  # the response is sent
+        task.add_done_callback(lambda _: self._answers.discard(call))  # the task ends when the response is sent
 
         def end(_: object) -> None:
             call.abort()

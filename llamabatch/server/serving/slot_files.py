@@ -28,7 +28,7 @@ class SlotFiles:
 
     The scheduler gives a request any free slot, so a slot's number is only a name here. `save` writes the prompt and
     the answer of the last request that named the number. `restore` loads a file for every later request that begins
-    with its tokens, whatever number this request names.
+    with the file's tokens, whatever number this request names.
     """
 
     def __init__(self, serving: Serving, folder: str) -> None:
@@ -36,7 +36,7 @@ class SlotFiles:
         self._folder = Path(folder)
         self._texts: dict[int, tuple[int, ...]] = {}  # number -> the tokens of its last request
         self._restored: dict[int, Path] = {}  # number -> the file that was loaded for it
-        self._lock = threading.Lock()  # so that no thread frees a file that another has just loaded again
+        self._lock = threading.Lock()  # so that no thread frees a file that another thread has just loaded again
         try:
             self._make_room()
         except InputError as error:
@@ -50,7 +50,7 @@ class SlotFiles:
 
     def _note(self, number: int, output: RequestOutput) -> None:
         if output.error is None:
-            # The last token of an answer is not computed before a next request begins with it.
+            # The last token of an answer is computed only if a later request continues the answer.
             self._texts[number] = (*output.prompt_token_ids, *output.outputs[0].token_ids[:-1])
 
     async def save(self, number: int, name: object) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class SlotFiles:
         self._make_room()
         if not self._serving.client.call("save_prefix", token_ids, str(path)):
             return None
-        with contextlib.suppress(OSError):  # another program has taken the file away
+        with contextlib.suppress(OSError):  # another program has removed the file
             path.chmod(0o600)
             return path.stat().st_size
         return 0
@@ -107,8 +107,8 @@ class SlotFiles:
         return n_tokens, 0
 
     async def erase(self, number: int) -> int:
-        """Frees the file that was loaded for a number, and forgets its text. Returns the number of tokens of the
-        text."""
+        """Frees the file that was loaded for a number, and forgets the number's text. Returns how many tokens the text
+        had."""
         n_tokens = len(self._texts.pop(number, ()))
         await self._serving.on_thread(partial(self._erase, number))
         return n_tokens
