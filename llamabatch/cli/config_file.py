@@ -88,7 +88,8 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
     for key, value in found.items():
         if isinstance(value, dict):
             if key not in commands:
-                line = next((n for n, row in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[\s*{key}\b", row)), 0)
+                head = re.compile(rf"\s*\[\s*{re.escape(key)}\b")
+                line = next((n for n, row in enumerate(text.splitlines(), 1) if head.match(row)), 0)
                 raise click.UsageError(f"{_place(path, line)}: there is no command {show(key)}{nearest(key, commands)}")
             settings += [Setting(key, name, each, lines.get((key, name), 0)) for name, each in value.items()]
         else:

@@ -373,7 +373,6 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
     Args:
         total: tokens of all slots together; 0: each slot gets the context that the model was trained for.
     """
-    from llamabatch.config import EngineConfig
     from llamabatch.engine.resolve_config import read_facts
 
     changed = EngineConfig(model, kv_overrides=engine.get("kv_overrides", ()))

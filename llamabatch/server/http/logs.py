@@ -1,6 +1,7 @@
 """The log of `llamabatch serve`: one handler and one format.
 
-Nothing of a prompt or an answer is ever written: no body, no query, no header but X-Request-Id, at any level.
+Nothing of a prompt or an answer is ever written, at any level. Of a request, the log has the path, X-Request-Id, and
+names such as the names of ignored fields.
 """
 
 from __future__ import annotations

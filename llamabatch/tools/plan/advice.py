@@ -151,7 +151,7 @@ def _ways(
         yield (
             f"the same model as Q4_K_M, a file of about {mib(smaller)}",
             config,
-            replace(facts, file_bytes=smaller, tensors=(), layers=facts.layers),
+            replace(facts, file_bytes=smaller, tensors=()),
         )
 
 

@@ -15,7 +15,7 @@ from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, 
 
 _GIB = 2**30
 _MOST_LINES = 6
-_PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#009E73", "#CC79A7", "#999999")
+_PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#F0E442", "#009E73", "#CC79A7", "#999999")
 
 
 def figure(report: Report) -> Figure:
@@ -83,6 +83,7 @@ def _parts(ax: Any, report: Report) -> None:
         ("repacked copies", need.copies),
         (f"KV cache{times}", n * (need.kv_cache + sum(gpu.kv_cache for gpu in need.gpus))),
         (f"buffers{times}", n * (need.compute + sum(gpu.compute for gpu in need.gpus))),
+        (f"prefixes beyond the slots{times}", n * need.cache_ram),
         ("draft model", n * need.draft),
         ("projector", need.projector),
         ("vocabulary and process", need.vocabulary + PROCESS_BYTES),

@@ -65,6 +65,7 @@ def test_a_flag_the_environment_and_the_file(write, tmp_path):
         ("n-slots = 'few'\n", "line 1: n-slots is 'few'; 'few' is neither a whole number nor 'auto'"),
         ("preempt = 1\n", "line 1: preempt is 1; give true or false"),
         ("seed = {a = 1}\n", "there is no command 'seed'"),
+        ('["("]\norder = 1\n', "there is no command '('"),
         ("model = [[1]]\n", "line 1: model is [[1]]; give a text, a number"),
         ("model = \n", "cannot be read: Invalid value (at line 1, column 9)"),
         ("temperature = 1\ntemperature = 2\n", "cannot be read: Cannot overwrite a value"),
