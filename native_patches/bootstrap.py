@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def require_python() -> None:
-    """Raises SetupFailure if this Python cannot make environments, as on Debian and Ubuntu without their package.
+    """Raises SetupFailure if this Python cannot make environments, as on Debian and Ubuntu without python3-venv.
 
     The Makefile has checked the version.
     """

@@ -151,7 +151,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def missing(check: Check) -> str:
-    """Returns the reason for which a check cannot run on this machine; "" if it can run."""
+    """Returns why a check cannot run on this machine; "" if it can run."""
     if sys.platform != "linux":
         return "Linux only"
     if lacking := check.cpu - cpu_flags():

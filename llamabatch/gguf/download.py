@@ -45,9 +45,9 @@ class Record:
 
     Attributes:
         url: the address without parts that may be secret.
-        n_bytes: size of the file; None if the server does not tell.
-        etag: the server's name for this version; None if the server does not tell.
-        sha256: digest of the file; None if the server does not tell.
+        n_bytes: size of the file; None if the server does not say.
+        etag: the server's name for this version; None if the server gives none.
+        sha256: digest of the file; None if the server gives none.
     """
 
     url: str

@@ -21,7 +21,7 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
         mmproj: a name as for a model, or "auto" for the file beside the model or in its repository.
 
     Raises:
-        ModelFileError: for "auto", there is no such file, or more than one for this model.
+        ModelFileError: for "auto", there is no mmproj file for this model, or more than one.
     """
     if mmproj != AUTO:
         try:

@@ -28,7 +28,7 @@ class CachedModel:
 
     Attributes:
         name: the name that -m and LLM accept.
-        quantisation: from the name of its file, for example Q4_K_M; None if the name does not tell.
+        quantisation: from the name of its file, for example Q4_K_M; None if the name contains none.
         n_bytes: size of all its parts.
         modified_s: time of the download, seconds since 1970.
         path: the file, or the first part.
@@ -55,10 +55,10 @@ def cached_models() -> list[CachedModel]:
 
 
 def find(name: str, models: list[CachedModel]) -> CachedModel:
-    """Returns the model that has this name (with or without "hf:"), or the only cached model of this repository.
+    """Returns the model with this name (with or without "hf:"), or the only cached model of the repository `name`.
 
     Raises:
-        ModelFileError: no model fits, or several models.
+        ModelFileError: no model fits, or several models fit.
     """
     wanted = name.removeprefix(HUB).lower()
     exact = [model for model in models if model.name.lower() == wanted]

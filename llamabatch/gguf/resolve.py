@@ -142,7 +142,7 @@ def fetch(
 
     Args:
         repo_id: "owner/repo".
-        filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M"; None if there is only one.
+        filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M"; None: the only model.
         revision: branch, tag or commit; None for main.
         cache_dir: folder of the cache; None for huggingface_hub's own folder.
         local_files_only: use only the cache, as with HF_HUB_OFFLINE=1.

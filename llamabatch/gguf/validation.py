@@ -30,9 +30,9 @@ _MAX_CTX = 2**31 - 1
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
-_NO_ID = 2**32 - 1  # some files write this id for a special token that they lack
+_NO_ID = 2**32 - 1  # some files write this id for a special token that they do not have
 _NO_POOLING = 2**32 - 1  # llama_model_save_to_file writes LLAMA_POOLING_TYPE_UNSPECIFIED, -1
-# These are the lowest and highest values of the architecture's keys. For a list they hold for each item.
+# These are the lowest and highest values of the architecture's keys. For a list, they apply to each item.
 _RANGES = {
     "block_count": (1, MAX_LAYERS),
     "context_length": (1, _MAX_CTX),

@@ -27,7 +27,7 @@ def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[in
     """Returns the window of each layer in tokens: 0 for a layer that attends to all tokens. Empty means unknown.
 
     Args:
-        own: the architecture's metadata as texts, with keys without its name.
+        own: the architecture's metadata as texts. The keys do not contain the architecture's name.
     """
     if architecture not in _PERIODS:
         return ()

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_OF_PROMPT = 2  # added to a row's output mark (0 or 1) if the token is of a prompt (llama.h, LLAMA_ROW_PROMPT)
+_OF_PROMPT = 2  # added to a row's output mark (0 or 1) if the token belongs to a prompt (llama.h, LLAMA_ROW_PROMPT)
 
 
 class Batch:
     """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
 
     Args:
-        positions: positions of the cells of slots; None if each cell has its own position.
+        positions: positions of the cells of slots; None if no cells share a position.
         marks_prompts: mark prompt tokens, for which llama.cpp may have special kernels (library.takes_prompts).
     """
 
@@ -147,7 +147,7 @@ class Batch:
 
 
 def _n_of_prompt(span: ScheduledSpan) -> int:
-    """Returns how many of a span's tokens are of the prompt. The rest were generated, perhaps before a preemption."""
+    """Returns how many of a span's tokens belong to the prompt. The rest were generated, maybe before a preemption."""
     return max(0, min(span.length, span.sequence.num_prompt - span.start - span.shift))
 
 

@@ -21,8 +21,8 @@ def library_dir(module: ModuleType) -> Path:
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
     """Returns the marker of the libraries in use (patches, flags, compiler), or None for a stock build. The marker lies
-    beside the libraries, or in the package that contains them in its `lib` folder, even if `LLAMA_CPP_LIB_PATH` names
-    this folder."""
+    beside the libraries, or in the package above their `lib` folder. Both places also count if `LLAMA_CPP_LIB_PATH`
+    names the folder."""
     return read_marker(library_dir(module))
 
 
@@ -51,7 +51,7 @@ class _DlInfo(ctypes.Structure):
 
 
 def _registered_cpu_library(module: ModuleType) -> Path | None:
-    """Returns the file that holds the code of ggml's CPU backend, by dladdr; None if ggml or dladdr cannot tell."""
+    """Returns the file that holds the code of ggml's CPU backend, by dladdr; None if ggml or dladdr cannot find it."""
     info = _DlInfo()
     try:
         library = module.llama_cpp._lib

@@ -50,6 +50,7 @@ class Context:
             share these cells, at most kv_cells in all.
 
     Raises:
+        ConfigError: this llama.cpp cannot do what n_slots, speculate or device_sampling asks for.
         EngineError: llama.cpp could not make the context (no memory, or cache types that exclude each other).
     """
 
@@ -278,7 +279,7 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """True if llama.cpp can change the positions of cells. Model.can_shift tells if other slots stay unchanged."""
+        """True if llama.cpp can change the positions of cells. Model.can_shift says if other slots stay unchanged."""
         return bool(self._lib.llama_memory_can_shift(self._memory))
 
     def shift(self, slot: int, start: int, count: int) -> None:
@@ -336,7 +337,7 @@ class Context:
         return frozenset(carried)
 
     def length(self, slot: int) -> int:
-        """Returns the slot's highest position plus 1. If all of its tokens are text, this is their number."""
+        """Returns the slot's highest position plus 1. This is the number of its tokens if all of them are text."""
         self._check(slot)
         return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 

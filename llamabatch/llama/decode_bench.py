@@ -16,7 +16,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_PAUSE_S = 1e-4  # about the time between two steps of an engine, in which waiting threads may fall asleep
+_PAUSE_S = 1e-4  # about the pause between two steps of an engine; waiting threads may fall asleep in it
 _LEAST_STEPS = 2
 _LONG_S = 1.5
 _ANY_PRIME = 7919
@@ -62,11 +62,11 @@ class Bench:
             time_prompt: False leaves "prompt" out.
 
         Returns:
-            Milliseconds. "prompt": each token of the prompt. For each number of rows, say 8: "8" is the median of a
-            decode step with 8 rows, and "p95 8" its 95th percentile.
+            Times in milliseconds. "prompt" is the time for one token of the prompt. For 8 rows, "8" is the median time
+            of a decode step, and "p95 8" its 95th percentile; likewise for other numbers of rows.
 
         Raises:
-            EngineError: no such context can be made, or llama_decode failed.
+            EngineError: the context cannot be made, or llama_decode failed.
         """
         self._prepare(config, n_slots, prompt)
         figures = {"prompt": self._prompt_ms(prompt)} if time_prompt else {}
@@ -123,7 +123,7 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the least number of steps, with the untimed first step. Slow steps are not repeated."""
+        """Returns the least number of steps, including the untimed first step. Slow steps are not repeated."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:

@@ -11,7 +11,7 @@ from llamabatch.llama import devices, library
 
 
 def main() -> None:
-    """Runs the program."""
+    """Prints the memory of the GPUs."""
     module = library.load()
     print(json.dumps({gpu.name: devices.memory_here(module, gpu) for gpu in devices.devices(module) if gpu.is_gpu}))
 

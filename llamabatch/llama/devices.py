@@ -65,7 +65,7 @@ class Device:
 
 @dataclass(frozen=True)
 class BufferType:
-    """A place for tensors: the address of its ggml_backend_buffer_type, and the name of its device (None for a CPU)."""
+    """A place for tensors: the address of its ggml_backend_buffer_type, and the name of its GPU (None for other devices)."""
 
     address: int
     device: str | None
@@ -139,7 +139,7 @@ def used(config: EngineConfig, module: ModuleType) -> tuple[Device, ...]:
     """Returns the devices that a config uses, in the order in which layers are assigned. Empty means the CPU alone.
 
     Raises:
-        ConfigError: devices, main_gpu, tensor_split or split_mode asks for a device or ability that this machine lacks.
+        ConfigError: devices, main_gpu, tensor_split or split_mode asks for a device or ability that is not there.
     """
     found = () if config.devices == NONE else gpus(module)
     if config.devices not in (None, NONE):

@@ -93,8 +93,8 @@ class Embedder:
         )
 
     def run_media(self, request: Request) -> array[float]:
-        """Computes a prompt with pictures or sounds, as `run` computes a text. The text between them and each run of
-        their tokens are a pass, because llama.cpp does not mix token ids and embeddings in a pass. Raises as `run`."""
+        """Computes a prompt with pictures or sounds, as `run` computes a text. Each piece of text and each run of media
+        is a separate pass, because llama.cpp does not mix token ids and embeddings in a pass. Raises as `run`."""
         token_ids, at, position = request.prompt_token_ids, 0, 0
         self._prepare(len(token_ids), request.adapters)
         self.counts.embed_texts += 1

@@ -244,7 +244,7 @@ def check(
     that uses the cell.
 
     Args:
-        media_runs: the pictures among the tokens that take fewer positions than cells, in order.
+        media_runs: the pictures in the prompt that take fewer positions than cells, in order.
 
     Raises:
         InputError: the state is not from this model and engine; the message names the place.

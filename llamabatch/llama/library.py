@@ -72,7 +72,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
 
 
 def use_numa(strategy: str | None) -> None:
-    """Places the threads of this process on NUMA nodes. The first model's strategy holds for the whole process.
+    """Places the threads of this process on NUMA nodes. The first model's strategy applies to the whole process.
 
     Args:
         strategy: None means "off" for the first model, and accepts any strategy for later models.
@@ -112,7 +112,7 @@ def check_usable() -> None:
 
 
 def _import_choice() -> ModuleType:
-    """Imports the chosen binding with its log and its CPU backend, or the next choice if the chosen one fails."""
+    """Imports the chosen binding, forwards its log and loads its CPU backend. Tries the next choice if this fails."""
     while True:
         build = binding_choice.choose().build
         try:
@@ -292,7 +292,7 @@ def takes_ragged(context: int) -> bool:
 
 def takes_prompts(context: int) -> bool:
     """Returns True if a context has special kernels for tokens that a batch marks as prompt tokens. Our build has them
-    on AMX. Returns False for builds without the function, because these would read the mark as an output mark."""
+    on AMX. Returns False for builds without the function. Such a build would read the mark as an output mark."""
     return _asked("llama_takes_prompts", context)
 
 

@@ -33,7 +33,7 @@ mellum2 midm-2.0 minerva-7b modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refa
 smollm solar-open stablelm2 starcoder trillion
 """
 _SPLIT_IN_PLACE = frozenset(_NAMES.split())
-_stack_size_lock = threading.Lock()  # threading.stack_size holds for the whole process
+_stack_size_lock = threading.Lock()  # threading.stack_size applies to the whole process
 
 
 def recursive_pre_tokenizer(metadata: Mapping[str, str]) -> str | None:
@@ -47,7 +47,7 @@ def needed_stack(data: bytes, pre: str) -> int:
     """Returns the MiB of stack that tokenizing UTF-8 text needs; 0 if the stack of any thread suffices.
 
     Raises:
-        PromptError: the text has a longer run of characters without a place to split than a stack can hold.
+        PromptError: the text has too many characters in a row without a place to split.
     """
     if len(data) <= _SHORT_RUN:
         return 0

@@ -42,7 +42,7 @@ SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a 
 
 
 class Model(NativeTokenizer):
-    """Owns a llama_model. Any thread may tokenize. An owner closes the model after its contexts.
+    """Owns a llama_model. Any thread may tokenize. Each owner closes its contexts before the model.
 
     Args:
         path: the .gguf file; gguf/resolve.py finds it for a name.
@@ -53,7 +53,7 @@ class Model(NativeTokenizer):
     Attributes:
         projector: encodes the pictures and sounds of prompts; None if the config names no mmproj file.
         media_sources: the folder and the domains from which prompts may name pictures.
-        halt: stops the computations of all contexts of all owners; for use when all owners are closed.
+        halt: stops the computations in the contexts of all owners, so it is only for closing all of them.
 
     Raises:
         ModelFileError: llamabatch or llama.cpp refuses the file; the message gives the reason.
@@ -64,7 +64,7 @@ class Model(NativeTokenizer):
         self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False, pooling: str = "auto"
     ) -> None:
         self.path = path
-        # The overrides also hold when the vocabulary alone is loaded.
+        # The overrides also apply when the vocabulary alone is loaded.
         self._kv_overrides: KvOverrides = () if config is None else config.kv_overrides
         self.media_sources = NOWHERE
         if config is not None:
@@ -101,8 +101,8 @@ class Model(NativeTokenizer):
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
-            # The list of devices is empty, because llama.cpp would ask each GPU for its memory. This request creates a
-            # context on the GPU.
+            # With an empty list of devices, llama.cpp asks no GPU for its memory. Such a request would create a context
+            # on the GPU.
             self._native_arrays = [_use_devices(params, ())]
         else:
             if profile is not None:
@@ -219,7 +219,7 @@ class Model(NativeTokenizer):
         return None if keeps_windows_whole(self._arch) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Returns by how many tokens llama.cpp can roll back a recurrent state, once after each pass."""
+        """Returns how many tokens llama.cpp can roll a recurrent state back after a pass; 0 if it cannot."""
         known = keeps_snapshots(self._arch)
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
@@ -254,13 +254,13 @@ class Model(NativeTokenizer):
         yield from read_tensors(self.path)
 
     def _embd_in_file(self) -> int:
-        """Returns the length of an embedding in the file, or 0. llama.cpp does not know it with a vocabulary alone."""
+        """Returns the file's value for the length of an embedding, or 0. llama.cpp knows it only with the weights."""
         texts = (self.metadata.get(f"{self._arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 
     def _check_marks(self) -> None:
-        """Raises ModelFileError if the vocabulary adds a token to each text but lacks that token. llama.cpp asserts the
-        token for every text (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
+        """Raises ModelFileError if the vocabulary adds a token to each text but has no such token. llama.cpp asserts
+        for every text that the token exists (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
         lib, vocab = self._lib, self.vocab_handle
         kind = int(lib.llama_vocab_type(vocab))
         is_wpm = kind == lib.LLAMA_VOCAB_TYPE_WPM
@@ -286,7 +286,7 @@ class Model(NativeTokenizer):
 
     @property
     def relevance_index(self) -> int | None:
-        """The index of the classification output for a document's relevance; None if no output is for it.
+        """The index of the classification output for a document's relevance; None if there is none.
         Qwen3-Reranker has two outputs, "yes" and "no"; all other models that rank have one."""
         if len(self.labels) == 1:
             return 0

@@ -53,9 +53,9 @@ _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput
 # The device samples again after this many calls without a request that needs whole rows. A change costs the time of
 # some steps, so it must not happen often.
 CALLS_UNTIL_TOP = 32
-# The most seconds of an encoder in one step. The first value is for a step that computes nothing else: a request that
-# arrives meanwhile waits no longer. The second value is for a step with rows that nobody reads one by one. The encoder
-# then takes most of the step, so that more rows share each later step.
+# The most seconds of an encoder in one step. The first value is for a step that computes nothing else: it limits how
+# long a new request waits. The second value is for a step whose tokens nobody reads one by one. The encoder then takes
+# most of the step, so that more rows share each later step.
 _ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
 _MOST_TAGS = 16  # pairs of reasoning tags whose tokens are kept
 _OK = DecodeStatus.OK  # each row needs this member, and looking it up takes 0.1 us before Python 3.12
@@ -67,8 +67,8 @@ class RunnerCounts:
     """Sums since the start.
 
     Attributes:
-        decode_calls, decode_rows, decode_passes: calls that continue sequences, the sequences that each of them
-            continues, and the passes of these calls over the weights.
+        decode_calls, decode_rows, decode_passes: calls that continue sequences, the sequences that they continue,
+            and the passes of these calls over the weights.
         prefill_calls, prefill_passes: calls with prompt tokens only, and their passes.
         prefill_tokens: prompt tokens, including those in calls with decode rows.
         dummy_rows: rows that are computed only to keep the slot ids of a call dense.
@@ -303,7 +303,7 @@ class ModelRunner:
                 _read_alone(read, span, state, logits[end - _n_rows(span) : end])
                 for span, state, end in zip(outputs, states, ends, strict=True)
             ]
-        if len(outputs) == len(call.spans) and call.is_decode:  # both are in the order of their slots
+        if len(outputs) == len(call.spans) and call.is_decode:  # `outputs` and the spans are in slot order
             return found
         results = dict(zip(map(id, outputs), found, strict=True))
         return [results.get(id(span), _COMPUTED) for span in call.spans]
@@ -331,7 +331,7 @@ class ModelRunner:
         return [SpanOutput(_OK, encoder_s=encoder_s)]
 
     def _encoder_s(self) -> float:
-        """Returns the seconds that an encoder may compute in this step. With text, `encoder_share` limits them."""
+        """Returns the seconds for an encoder in this step. With text in the step, they depend on `encoder_share`."""
         if not self._has_rows:
             return _ENCODER_ALONE_S
         if self._encoder_share >= 1:
@@ -352,7 +352,7 @@ class ModelRunner:
         return rows[np.array([is_own for _, is_own in order])]
 
     def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
-        """Chooses if the device returns the likeliest tokens or whole rows in the next decode. llama.cpp copies all
+        """Chooses whether the next decode returns the device's likeliest tokens or whole rows. llama.cpp copies all
         logits of a pass as soon as one row needs them, and a change costs the time of some steps. So one request that
         needs whole rows switches all requests to whole rows, until no request has needed them for a while."""
         needs_whole = not self._context.can_sample or any(

@@ -33,7 +33,7 @@ from llamabatch.utils.paths import one_line
 WITH_WEIGHTS = "mtmd_init_with_weights"
 _AS_STORED, _NO_WEIGHTS, _REPACKED = 0, 1, 2
 logger = logging.getLogger(__name__)
-# An encoder pass ends early if no request has asked for it in this time and another picture waits.
+# An encoder pass ends early if another picture waits and no request has asked for the pass in this many seconds.
 _ABANDONED_S = 2.0
 # Embeddings that a request used within this time are kept, whatever memory they take. A run that is computed in many
 # small chunks needs its embeddings for each chunk. Otherwise the run would be encoded again for each chunk.
@@ -57,7 +57,7 @@ class Embeddings(NamedTuple):
     moves: npt.NDArray[np.int32]
 
     def positions(self, start: int, part: slice) -> npt.NDArray[np.int32]:
-        """Returns the positions of some of the tokens in a prompt, where the run begins at position `start`."""
+        """Returns the positions of the tokens in `part`, for a run that begins at position `start` of a prompt."""
         return np.ascontiguousarray(self.steps[:, part] + start * self.moves, np.int32)
 
 
@@ -70,7 +70,7 @@ class Projector:
     Args:
         path: the mmproj file.
         lib: the binding of llama.cpp, which has the module for libmtmd beside it.
-        model: the llama_model, which may have its vocabulary alone.
+        model: the llama_model. Its vocabulary alone is enough.
         n_embd: width of the rows that the model takes; 0 for a vocabulary alone.
         n_threads: threads of an encoder pass.
         use_gpu: compute on a GPU, if there is one.
@@ -85,7 +85,7 @@ class Projector:
 
     Raises:
         ModelFileError: libmtmd refuses the file, or it does not fit the model.
-        ConfigError: this build has no libmtmd, or the file needs what llamabatch does not do yet.
+        ConfigError: this build has no libmtmd.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Projector:
         """Returns the tokens of a picture or a sound, with text tokens around it. Does not read `media.data`.
 
         Raises:
-            PromptError: libmtmd cannot read a picture of this size, or the vocabulary lacks a token.
+            PromptError: libmtmd cannot read a picture of this size, or the vocabulary has no token to put around it.
             EngineClosedError: the model was closed.
         """
         token_ids: list[int] = []
@@ -230,7 +230,7 @@ class Projector:
         n_rows = int(self._mtmd.mtmd_input_chunk_get_n_tokens(found))
         pointer = self._mtmd.mtmd_get_output_embd(self._context)
         rows = np.ctypeslib.as_array(pointer, shape=(n_rows, self._n_embd)).copy()
-        if not np.isfinite(rows).all():  # of a damaged file, or of memory that llama.cpp's graph did not write
+        if not np.isfinite(rows).all():  # the file is damaged, or llama.cpp's graph left memory unwritten
             raise EngineError(f"{_named(media)} could not be encoded: llama.cpp gave values that are not finite")
         steps = self._steps(found, range(n_rows))
         self._kept[media.digest, chunk] = Embeddings(rows, steps, self._steps(found, (0,), 1) - steps[:, :1])
@@ -244,7 +244,7 @@ class Projector:
             self._asked.pop(oldest, None)
 
     def _steps(self, chunk: Any, tokens: Iterable[int], start: int = 0) -> npt.NDArray[np.int32]:
-        """Returns the positions of some tokens of a chunk, as Embeddings.steps, if the chunk begins at `start`."""
+        """Returns the positions of some tokens of a chunk that begins at `start`, in the form of Embeddings.steps."""
         if not self._mtmd.mtmd_decode_use_mrope(self._context):
             return np.array([[start + token for token in tokens]], np.int32)
         if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # a sound has one dimension, like text

@@ -91,7 +91,7 @@ class SlotMoves:
         """Copies the cells of a slot to another slot. For a slot that was rolled back, llama.cpp would copy the newest
         state (llama-memory-recurrent.cpp, seq_cp). So the state of such a slot is saved and restored instead."""
         if copy.target in self.rolled_back:
-            self.context.clear(copy.target)  # else the target's rollback would also hold for the copy
+            self.context.clear(copy.target)  # else the target's rollback would also apply to the copy
             self.rolled_back.discard(copy.target)
         if copy.source in self.unfilled:
             self.context.clear(copy.target)
@@ -123,9 +123,9 @@ class SlotMoves:
     def _restore(self, restore: Restore) -> None:
         """Fills a slot with a saved prefix.
 
-        If llama.cpp refuses the prefix, the slot stays empty and is noted as unfilled. Otherwise tokens would be
-        computed after missing ones. A request with a prefix from a file then fails. A request with a checkpoint is
-        computed from its beginning.
+        If llama.cpp refuses the prefix, the slot stays empty and is added to `unfilled`, so that no tokens are computed
+        after missing cells. A request with a prefix from a file then fails. A request with a checkpoint is computed
+        from its beginning.
         """
         self._flush(restore.slot)  # pending copies may still read the slot
         state: Any = restore.prefix.state

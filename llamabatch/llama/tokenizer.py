@@ -190,8 +190,8 @@ class NativeTokenizer:
     def longest_token(self) -> int:
         """The most bytes of text that one token can stand for, taken from the texts of the vocabulary.
 
-        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so no such number is known. For these the
-        limit is ANY_TOKEN bytes. So the text of a prompt has an upper limit with any vocabulary.
+        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so the number is unknown. ANY_TOKEN is
+        used instead, so that the text of a prompt has an upper limit with any vocabulary.
         """
         if self._longest_token is None:
             with self._text_lock:

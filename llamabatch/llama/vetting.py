@@ -145,7 +145,7 @@ def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> N
 
 
 def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, arguments: list[str]) -> None:
-    """Raises ModelFileError for a file that a child process could not load, by a kept verdict or a new trial.
+    """Raises ModelFileError if a kept verdict or a new trial says that the file cannot be loaded.
 
     Args:
         content: text with the hashes and overrides that the verdict depends on.

@@ -35,13 +35,12 @@ def has_media(conversation: Any) -> bool:
 
 
 def new_mark() -> str:
-    """Returns a random mark for media in one text. Its randomness keeps texts of others from containing it."""
+    """Returns a mark for the media in one text. The mark is random, so that no user can write it into a text."""
     return f"<media-{secrets.token_hex(16)}>"
 
 
 def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """Returns the messages with a mark of `new_mark` for each picture and sound, the media parts in order, and the
-    mark."""
+    """Returns the messages with a mark in place of each picture and sound, the media parts in order, and the mark."""
     mark = new_mark()
     found: list[Mapping[str, Any]] = []
     messages: list[Mapping[str, Any]] = []
@@ -57,7 +56,7 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt. They are read one by one. One limit of bytes and one of seconds apply to all together.
+    """The media of one prompt. They are read one by one, and share one limit of bytes and one of seconds.
 
     Args:
         n: the number of media.
@@ -92,7 +91,7 @@ class MediaInput:
         """Reads a picture or a sound in any form. Raises the errors of read_picture and read_sound.
 
         Args:
-            kind: picture or sound; None: the kind of bytes is detected, and other values are pictures.
+            kind: picture or sound; None: bytes are recognised as one of them, and other values are pictures.
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE

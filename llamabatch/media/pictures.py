@@ -28,7 +28,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         sources: as for read_address.
 
     Raises:
-        PromptError: there is no such file, the format is unknown, or the picture is too large.
+        PromptError: the picture cannot be read, is too large, or its format is unknown.
         SetupError: Pillow is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
@@ -37,7 +37,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return media_at(given, IMAGE, "the picture", _decoder(most))
-    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: their hasattr would decode the image
+    if hasattr(given, "convert") and hasattr(given, "size"):  # first, as the next hasattr would decode the image
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)

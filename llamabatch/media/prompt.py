@@ -121,8 +121,8 @@ def text_prompt(
 ) -> Prompt:
     """Returns the prompt of a text with a mark for each picture and sound. Special tokens in the text are parsed.
 
-    The marks are those of `new_mark`, MARK, or any marks of prompts for vLLM: the first kind of which the text has as
-    many as there are media.
+    The marks are those of `new_mark`, MARK, or any marks of prompts for vLLM. The first kind with as many
+    marks as there are media is used.
 
     Args:
         media: pairs of kind and picture or sound, in order; see MediaInput.add.
@@ -140,7 +140,7 @@ def text_prompt(
             f"write {MARK} for each, or the model's own mark"
         )
     for kind, each in media:
-        if media_kind(each) is not None:  # a part of a message, which comes from a body
+        if media_kind(each) is not None:  # a message part, from the body of an HTTP request
             given.add_part(each)
         else:
             given.add(each, kind)

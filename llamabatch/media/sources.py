@@ -60,7 +60,7 @@ class MediaSources:
         return self.folder is not None or bool(self.domains)
 
     def read(self, address: str, most_bytes: int, what: str = "a picture") -> bytes:
-        """Returns the bytes at an address. Of more than `most_bytes` bytes, returns a start that exceeds the limit.
+        """Returns the bytes at an address. Stops once there are more than `most_bytes` bytes.
 
         Args:
             what: the thing at the address, for messages.
@@ -94,8 +94,8 @@ NOWHERE = MediaSources()
 
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
-    """Returns the bytes of file:///a/path. The path may also be relative to `folder`, as in llama-server: file://path,
-    or an absolute path that is not below `folder`."""
+    """Returns the bytes of file:///a/path. As in llama-server, the path may also be relative to `folder`: file://path,
+    or file:///path if that is not below `folder`."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
@@ -148,7 +148,7 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
     try:
         if parts.scheme == "https":
             stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
-        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout limits each read, not all
+        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout limits each read, not their sum
         timer.daemon = True
         timer.start()
         try:

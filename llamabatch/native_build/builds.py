@@ -81,7 +81,7 @@ def make(plan: Plan, release: str, display: Callable[[str], Display] | None = No
     Args:
         plan: from machine.make_plan.
         release: the version of llamabatch.
-        display: makes a Display with this title. Default: a line on stderr now and then.
+        display: makes a Display for a title. Default: a line on stderr now and then.
 
     Returns:
         The folder of the package, and True if it was built now.
@@ -263,7 +263,7 @@ def marker(plan: Plan, release: str) -> str:
 
 
 def _with_pip(place: Path, log: Path) -> str:
-    """Returns an interpreter with pip: this one, or (as in uv's environments) one in the build's temporary folder."""
+    """Returns an interpreter with pip: this one, or (as in uv's environments) one in the build's folder."""
     if importlib.util.find_spec("pip") is not None:
         return sys.executable
     venv = place / "python"

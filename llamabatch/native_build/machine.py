@@ -136,7 +136,7 @@ def _nvcc_version() -> str:
 
 
 def require_vulkan() -> None:
-    """Raises SetupFailure if this machine lacks something for the vulkan backend, before minutes of compiling."""
+    """Raises SetupFailure if something for the vulkan backend is missing. For use before compiling."""
     if "-DVulkan_" in os.environ.get("CMAKE_ARGS", ""):  # the user tells CMake where Vulkan is
         return
     places = _vulkan_places()
@@ -197,8 +197,8 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     """Returns the flag with the GPU architectures of a CUDA build.
 
     These are the architectures in CUDAARCHS, or those of this machine's GPUs (which saves most of the time), or else
-    all current ones. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as in the build
-    of a container.
+    all current architectures. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as in
+    the build of a container.
 
     Args:
         nvcc: the last line of `nvcc --version`.

@@ -62,7 +62,7 @@ def compile_tree(
     Args:
         environment: environment of the compilers, with a cmake on its PATH, from `with_cmake`.
         is_cuda: True if the libraries link to the CUDA toolkit's libraries and must find them.
-        display: makes a Display with this title. Default: a line on stderr now and then.
+        display: makes a Display for a title. Default: a line on stderr now and then.
 
     Raises:
         SetupFailure: cmake or the compiler failed; the message names the reason and the log.

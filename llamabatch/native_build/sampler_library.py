@@ -67,7 +67,7 @@ def find_compiler() -> list[str]:
 
 
 def variants() -> Iterator[list[str]]:
-    """Yields sets of flags, the best first: with threads and several instruction sets, if the tools support them."""
+    """Yields sets of flags to try in turn: first with threads and for several instruction sets, last with neither."""
     clones = [["-DLB_CLONES"], []] if sys.platform == "linux" and platform.machine() == "x86_64" else [[]]
     for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
         for clone in clones:

@@ -53,7 +53,7 @@ def llama_cpp(version: str, source: str, wheels: str, is_release: bool) -> list[
 
 
 def _negated(marker: str) -> list[str]:
-    """Returns markers of which one holds wherever `marker` does not; `marker` has clauses joined by `and`."""
+    """Returns markers. At least one is true wherever `marker` is false. `marker` has clauses joined by `and`."""
     alternatives = []
     for clause in marker.split(" and "):
         opposite = clause.replace("==", "!=").replace(" or ", " and ")
