@@ -17,8 +17,8 @@ _AVX2 = ("SSE42", "AVX", "F16C", "FMA", "AVX2", "BMI2")
 _AVX512 = (*_AVX2, "AVX512")
 _DOTPROD = ("DOTPROD", "FP16_VECTOR_ARITHMETIC")
 
-# ggml's name of an instruction set -> Linux's names in /proc/cpuinfo. For ARM, the names include all that the compiler
-# may use, since ggml asks it for a release of the architecture: armv8.2-a for dot products, armv8.6-a for i8mm.
+# ggml's name of an instruction set -> Linux's names in /proc/cpuinfo. For ARM, the names include everything that the
+# compiler may use. ggml asks it for a release of the architecture: armv8.2-a for dot products, armv8.6-a for i8mm.
 _LINUX = {
     "SSE42": ("sse4_2",), "AVX": ("avx",), "F16C": ("f16c",), "FMA": ("fma",), "AVX2": ("avx2",), "BMI2": ("bmi2",),
     "AVX_VNNI": ("avx_vnni",), "AVX512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"),

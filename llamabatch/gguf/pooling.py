@@ -34,8 +34,8 @@ def declared_pooling(metadata: Mapping[str, str]) -> str | None:
 def default_pooling(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> str:
     """Returns the default pooling of a model: the pooling that the file names, if there is one.
 
-    Otherwise the pooling is "rank" for an encoder with a classification head, because llama.cpp's converter writes no
-    pooling for it, and "mean" for all other models.
+    Otherwise it is "rank" for an encoder with a classification head, and "mean" for all other models. llama.cpp's
+    converter writes no pooling for an encoder with a head.
 
     Args:
         tensors: tensors of the file; read only for an encoder.

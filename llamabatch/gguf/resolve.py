@@ -149,7 +149,7 @@ def fetch(
         pick: chooses a file of the repository by `filename`; None for `choose`.
 
     Raises:
-        ModelFileError: there is no such repository, or not exactly one of its models matches; the message lists them.
+        ModelFileError: the repository does not exist, or not exactly one of its models matches; the message lists them.
         SetupError: huggingface_hub is not installed.
     """
     hub = _huggingface_hub(repo_id)

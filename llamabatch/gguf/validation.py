@@ -113,7 +113,7 @@ def _check_split(headers: tuple[Header, ...]) -> None:
 
 
 def _numbers(header: Header, key: str) -> list[int]:
-    """Returns the whole numbers of an architecture's key: one, one for each layer, or none if the key is missing."""
+    """Returns the whole numbers of an architecture's key: a single one, one per layer, or [] if the key is missing."""
     value = header.own(key)
     if value is None:
         return []

@@ -80,7 +80,7 @@ class Adapters:
             before: the adapters that are set now.
 
         Raises:
-            EngineError: llama.cpp refuses them.
+            EngineError: llama.cpp refuses the adapters.
         """
         loras = [(self._loras[name], scale) for name, scale in wanted if name in self._loras]
         handles = (self._lib.llama_adapter_lora_p_ctypes * max(1, len(loras)))(*[handle for handle, _ in loras])

@@ -108,8 +108,8 @@ def variant_name(cpu_library: Path) -> str | None:
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:
-    """Returns the variants that this CPU can run, best first. If child processes must try the variants, these are the
-    first variant that runs and the variants without needs."""
+    """Returns the variants that this CPU can run, best first. If child processes must try the variants, returns only
+    the first variant that runs and the variants without needs."""
     flags = cpu_flags()
     if _is_known(flags):
         return [variant for variant in variants if variant.needs <= flags]

@@ -47,7 +47,7 @@ class Context:
         model: must stay open until close().
         config: config of the engine.
         n_slots: number of sequences. Each sequence has its own n_ctx cells. If config.kv is "unified", all sequences
-            share these cells, at most kv_cells in all.
+            share the cells instead, and there are at most kv_cells of them.
 
     Raises:
         ConfigError: this llama.cpp cannot do what n_slots, speculate or device_sampling asks for.

@@ -65,7 +65,7 @@ class Device:
 
 @dataclass(frozen=True)
 class BufferType:
-    """A place for tensors: the address of its ggml_backend_buffer_type, and the name of its GPU (None for other devices)."""
+    """A place for tensors: the address of its ggml_backend_buffer_type, and its GPU's name (None for other devices)."""
 
     address: int
     device: str | None

@@ -139,7 +139,7 @@ class Embedder:
         return self._model.projector
 
     def _prepare(self, n_tokens: int, adapters: AdapterSet) -> None:
-        """Gives the context room for the tokens, these adapters, and empty cells."""
+        """Makes the context ready for a pass: with room for the tokens, with these adapters, and with empty cells."""
         if n_tokens > self._n_tokens:
             self._make(n_tokens)
         if adapters != self._adapters:

@@ -140,7 +140,7 @@ class Layout:
     """The parts of a sequence's state, in the order in which llama.cpp writes them.
 
     Attributes:
-        n_caches: number of KV caches: 1, or 2 with layers with a sliding window; 0 for a purely recurrent model.
+        n_caches: number of KV caches: 1, 2 for a model with sliding windows, 0 for a purely recurrent model.
         has_state: True if a recurrent state follows.
         has_ext: True if cells also hold a position in two dimensions, or their token.
         has_v: True if V is stored besides K.

@@ -72,8 +72,8 @@ class SlotMoves:
 
     def _save(self, save: Save) -> None:
         """Copies the state of a slot to main memory. Does nothing while copies between slots wait for the next decode,
-        because llama.cpp would return the slot's old cells. Does nothing either if the slot holds more tokens than the
-        prefix and cannot be cut back to it."""
+        because llama.cpp would return the slot's old cells. Also does nothing if the slot holds more tokens than the
+        prefix and cannot be cut back to the prefix."""
         count = len(save.prefix.token_ids)
         if self.unflushed or save.slot in self.unfilled:
             return

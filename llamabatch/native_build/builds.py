@@ -112,7 +112,7 @@ def remove(key: str) -> Path:
     """Removes a build by its key, or by a beginning that only one key has. Returns its folder.
 
     Raises:
-        SetupFailure: there is no such build, or more than one.
+        SetupFailure: no build has this key, or several keys begin with it.
     """
     keys = [folder.name for folder in _folders()]
     named = [each for each in keys if each == key] or [each for each in keys if key and each.startswith(key)]
