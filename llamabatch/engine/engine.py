@@ -150,8 +150,8 @@ class Engine(Closing):
             ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
             PromptError: the prompt is empty, longer than n_ctx, or has ids outside the vocabulary; see `validate`.
             AdapterError: an adapter is not loaded.
-            SamplingError: the parameters name token ids outside the vocabulary or words that it cannot write, ask for
-                too many logprobs or an impossible overflow="shift", or have a grammar that is known to be bad.
+            SamplingError: the parameters name token ids outside the vocabulary or bad words without tokens, ask for too
+                many logprobs or an impossible overflow="shift", or have a grammar that is known to be bad.
             InputError: a request with this id is in flight.
         """
         self._check_open()
@@ -217,7 +217,7 @@ class Engine(Closing):
             return self._abort_one(request_id, error)
         ended = [self._abort_one(each, error) for each in self._parallel.copies_of(request_id)]
         merged = self._parallel.merge([output for output in ended if output is not None])
-        self._parallel.forget(request_id)  # needed if not all its continuations had been made
+        self._parallel.forget(request_id)  # needed if some of its continuations were never made
         return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
@@ -267,7 +267,7 @@ class Engine(Closing):
     def _grow(self) -> None:
         """Makes a larger context if there are more requests than slots, while running sequences continue.
 
-        If memory does not allow it, the old context stays.
+        If memory has no room for a larger context, the old context stays.
         """
         wanted = self._scheduler.wanted_slots()
         if wanted is not None:

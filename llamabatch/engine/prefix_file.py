@@ -42,7 +42,7 @@ class PrefixFile:
     Attributes:
         token_ids: tokens of the prefix.
         state: llama.cpp's bytes of the prefix's cells, without the number of slots.
-        media_runs: the pictures among the tokens that take fewer positions than cells, in order.
+        media_runs: the pictures of the prefix that take fewer positions than cells, in order.
     """
 
     token_ids: tuple[int, ...]
@@ -124,7 +124,7 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 class _Reader:
     """A reader that goes through a file piece by piece and trusts nothing in it. A correct checksum proves that nothing
-    was lost, but not that the writer meant no harm. Its methods raise InputError."""
+    was lost, but not that the writer meant no harm. All methods raise InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file

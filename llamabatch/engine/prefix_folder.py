@@ -43,7 +43,7 @@ _MIN_GROWTH = 8  # a chat is written again only if it has grown by an eighth of 
 _LEFT_FREE = 2**30  # bytes of the file system that stay free for other programs
 _CLOSE_S = 10.0  # seconds that `close` waits for the thread: a folder in a network may hang
 _LOCK_S = 60.0  # seconds to wait for the lock: longer than writing a file takes
-_HEADER_BYTES = 4096  # most bytes of a file without tokens and state
+_HEADER_BYTES = 4096  # the most bytes of a file, apart from its tokens and state
 _SUFFIX = ".prefix"
 _HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # subfolders and files with other names are never touched
 
@@ -54,7 +54,7 @@ class PrefixFolder:
     Args:
         folder: path of the folder. A missing folder is made, for this user alone.
         most_bytes: the most bytes of all files in the folder, including the files of other models.
-        is_exact: a state can be used only at its very end.
+        is_exact: a state can be used only as a whole.
 
     Raises:
         ConfigError: the folder cannot be made or written to, or another process keeps the folder locked.
@@ -250,7 +250,8 @@ class PrefixFolder:
             yield
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Deletes the least recently used files of the folder; returns False if that cannot make room."""
+        """Deletes the least recently used files of the folder to make room. Returns False if the new file exceeds the
+        limit, or the file system is nearly full."""
         for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
             part.unlink(missing_ok=True)  # this process has the lock, so a killed process left the file
         found = self._all()
@@ -288,7 +289,7 @@ class PrefixFolder:
         return found
 
     def _scan(self) -> None:
-        """Adds the files of other processes. Reads only their headers and tokens; `_read` checks them later."""
+        """Adds the files that are not known yet. Reads only headers and tokens; `_read` checks the files later."""
         passed, reason = 0, ""
         for path in sorted(set(self._home.glob(f"{_NAMES}{_SUFFIX}")) - set(self._files.values())):
             try:

@@ -109,7 +109,7 @@ def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
 
 
 def _placed(config: EngineConfig, path: Path, facts: ModelFacts) -> Places:
-    """Returns the GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names; None stands for main memory.
+    """Returns the GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names; None is main memory.
 
     Raises:
         ConfigError: an option names no tensor of this file, or a place that this engine cannot use.

@@ -176,7 +176,7 @@ def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
         message = (
             f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
-        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable for the error would make a cycle
+        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would make a reference cycle
 
 
 def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = False) -> ContextLengthError:

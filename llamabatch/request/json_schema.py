@@ -28,7 +28,7 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
-_MOST_LISTS = 512  # a schema with uniqueItems becomes a choice of at most so many lists
+_MOST_LISTS = 512  # a schema with uniqueItems becomes a choice of at most this many lists
 LENIENT = 'structured_outputs={"json": schema, "lenient": True}'
 _LENIENT_ADVICE = f"leave it out, or give {LENIENT}: outputs list what is then ignored"
 _DEEPEST = 64  # the longest chain of references to an enumeration
@@ -40,7 +40,7 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
     Args:
         start: the beginning of an error message.
         root: the schema that contains this one; None: `schema` is the root. Objects of a contained schema still allow
-            other properties, because only a walk of the root shows which objects it joins with others.
+            other properties, because only a walk of the root finds the objects that must also match other schemas.
 
     Raises:
         SamplingError: the schema has a keyword that no grammar can enforce.
@@ -121,8 +121,8 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema of a list without equal items: all possible lists, or only one order of each if there are
-        many. The schema of at most one item does not change.
+        """Returns the schema of a list without equal items: a choice of all possible lists or, if these are too many,
+        of one order of each. A schema of lists with at most one item does not change.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
@@ -260,7 +260,8 @@ def _references(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns a schema with `change` applied to each schema directly in it. A list is an older form of prefixItems."""
+    """Returns a schema with `change` applied to each schema directly in it. `items` may be a list: the older form of
+    prefixItems."""
 
     def changed(key: str, value: Any) -> Any:
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):

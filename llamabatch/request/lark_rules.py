@@ -62,7 +62,8 @@ class Rules:
         self._lines += others._lines
 
     def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
-        """Adds a rule for `start` and `content` up to and including the first `end`, all expressions of a terminal."""
+        """Adds a rule for `start`, then `content` up to and including the first `end`. All three are expressions of a
+        terminal."""
         if content not in self._terminals:
             self._terminals[content] = self.rule(name.upper(), content)
         self.rule(f"{name}[lazy]", f"{start} {self._terminals[content]} {end}".strip(), says=False)

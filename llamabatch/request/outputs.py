@@ -1,6 +1,6 @@
 """RequestOutput and SequenceOutput: the result of a request, and the part of it that one step produces.
 
-Their to_openai() returns dictionaries as OpenAI's API and llama_cpp.Llama do, for code that is written for these.
+Their to_openai() returns dictionaries in the form of OpenAI's API and llama_cpp.Llama.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ def chat_logprob(
 
     Args:
         piece: returns the bytes of a token by its id. None: tokens that are not whole characters have no bytes.
-        most: the most likeliest tokens to return. A sampled token that is ranked lower is left out. None or -1: all.
+        most: how many likeliest tokens to return. A sampled token that is ranked lower is left out. None or -1: all.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token is first
     shown = given.items() if chosen.rank <= len(given) else others

@@ -73,7 +73,7 @@ _ELSEWHERE = {
     "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
 }
 
-MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused with advice for this name
+MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused with advice of their own
 
 
 def renamed(options: Mapping[str, object], fields: Collection[str], others: Iterable[str] = ()) -> dict[str, object]:

@@ -26,11 +26,12 @@ class Sequence:
     Attributes:
         token_ids: prompt and output so far.
         num_computed: number of token_ids that are computed.
-        num_discarded: number of token_ids that have lost their cells; positions of later tokens are lower by it.
-        least_cut: the least number of tokens to which the cells can be cut, because a sliding window lacks older cells.
+        num_discarded: number of token_ids that have lost their cells; positions of later tokens are lower by this
+            number.
+        least_cut: the least number of tokens to which the cells can be cut: a sliding window has no older cells.
         slot: seq id in the KV cache; None while the sequence waits.
         number: number of the request in the order of arrival at the scheduler.
-        family: (most expected tokens, first number) of the requests of its call with the same beginning.
+        family: (most expected tokens, lowest `number`) of the requests that arrived together and begin alike.
         overtaken: how often a later request entered first.
         last_step: number of the last step that computed the sequence, for round robin.
         scores: True: the sequence samples nothing and ends with the logprobs of its prompt.
@@ -150,7 +151,7 @@ class Sequence:
         """Returns the number of prompt tokens up to the last end of a turn.
 
         Args:
-            most: only an end among this many last tokens counts; without such an end, all prompt tokens are returned.
+            most: only an end among this many last tokens counts; without such an end, all prompt tokens are counted.
         """
         is_eog, end = self._vocabulary.is_eog, self._num_prompt
         tail = enumerate(self.token_ids[max(0, end - most) : end], max(0, end - most) + 1)
@@ -221,10 +222,11 @@ class Sequence:
             self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Drops the older half of the full cells, except a BOS and n_keep tokens. Returns its position and length.
+        """Drops the older half of the full cells, except a BOS and n_keep tokens. Returns the position and number of
+        the dropped cells.
 
-        The time of a shift depends on the number of computed tokens alone. A sequence that is computed again therefore
-        gets the same cells.
+        The moment of a shift depends on the number of computed tokens alone. A sequence that is computed again
+        therefore gets the same cells.
         """
         has_bos = 1 if self.token_ids[0] == self._vocabulary.bos else 0
         kept = kept_tokens(self.request.params, self._num_prompt, self._n_ctx, has_bos)

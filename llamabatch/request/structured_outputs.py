@@ -23,7 +23,7 @@ LENIENT = "lenient"  # key beside "json": outputs list keywords that no grammar 
 ANY_OBJECT = '{"type": "object"}'
 
 CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error of a too costly grammar
-_MOST_NAMED = 1000  # number of parts of a schema that are not enforced
+_MOST_NAMED = 1000  # the most parts in not_held
 _MOST_KEPT = 16  # number of checked structures in the cache
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")

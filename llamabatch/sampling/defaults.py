@@ -78,7 +78,7 @@ class FilledParams(SamplingParams):
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
     """Returns a copy in which fields that are None have the values of `defaults`, a mapping with all names of OPEN."""
     filled = FilledParams.__new__(FilledParams)
-    filled.__dict__.update(vars(params))  # without a constructor that checks long lists again
+    filled.__dict__.update(vars(params))  # the constructor would check long lists again
     for name in OPEN:
         if getattr(params, name) is None:
             filled.__dict__[name] = defaults[name]

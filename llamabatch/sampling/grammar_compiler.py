@@ -37,7 +37,7 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 KEPT = 64  # number of compiled or refused grammars that are kept
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
 _MOST_LEFT_OUT = 8  # the most functions of one request that may be left out because of their schemas
-_REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile the grammar
+_REMEMBER_BAD_S = 60.0  # then a refused grammar is tried again: the machine may be less busy
 MOST_SECONDS = 1.5  # CPU time to try a grammar out; most need 1 to 20 ms
 _PATIENCE_S = 30.0  # the longest wait for an answer of the compiler's process
 _STACK = 16 * 2**20  # bytes, several times the stack of the trial
@@ -84,8 +84,8 @@ class Grammars:
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """Returns the future of the grammar in llguidance's form, after only the trial. Errors are as for `compile`.
-        Serves a process without an engine: no grammar can crash it. Raises EngineClosedError after close()."""
+        """Returns the future of the grammar in llguidance's form, after the trial alone. Errors are as for `compile`.
+        For processes without an engine, because no grammar can crash them here."""
         return self._future(self._tried, structure, self._try_out)
 
     def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:

@@ -120,7 +120,7 @@ class GrammarMatcher:
         self._rest = b""  # last bytes of the token before _begin; the matcher consumed them first
         self._num_consumed = 0  # number of output tokens from _begin on
         self._gap = 0  # number of line breaks that may come before the answer
-        self._extra: list[int] = []  # tokens also allowed: of the tag before thinking, or of a message's header
+        self._extra: list[int] = []  # further allowed tokens: of the tag before thinking, or of a message's header
         self._ready = -1  # index of the output token that _row is for
         self._row: Bitmask | None = None
 
@@ -161,8 +161,8 @@ class GrammarMatcher:
             self._num_consumed += 1
 
     def _begin_at(self, begin: int, rest: bytes) -> None:
-        """Sets the matcher to the beginning of an answer. The token before it ended with `rest`, the first bytes of the
-        answer."""
+        """Sets the matcher to the beginning of an answer. The output token before index `begin` ended with `rest`, the
+        first bytes of the answer."""
         self.matcher = self._compiled.first.deep_copy()
         self._source, self._num_consumed = self._compiled.first, 0
         self._begin, self._rest = begin, rest
@@ -192,7 +192,8 @@ class GrammarMatcher:
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
-        """Makes `row` the mask for output token `index`, until the next call. The matcher has written the row."""
+        """Makes `row` the mask for output token `index`, until the next call. If `computes`, the grammar's mask is in
+        the row already."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
             row[:] = 0 if self._extra else self._facts.no_end

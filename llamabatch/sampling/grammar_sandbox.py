@@ -41,8 +41,8 @@ _MOST_SHOWN = 300  # characters of a message
 # As in llama.cpp's JSON grammars (json-schema-to-grammar). The limit stops a model that would write space forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
-# \uXXXX is not allowed, because it could write a second time a name that the schema has. Control characters that need
-# \uXXXX are therefore impossible, unless the schema itself contains one: see _with_escapes.
+# \uXXXX is not allowed, because it could write a name of the schema a second time. Control characters that need \uXXXX
+# are therefore impossible, unless the schema itself contains one: see _with_escapes.
 ESCAPES = 'nrbtf\\"'
 # control characters that only \uXXXX can write, and their escapes in regular expressions
 _ONLY_BY_NUMBER = re.compile(
@@ -120,7 +120,7 @@ def _check_sound(schema: Any) -> None:
     """Raises ValueError for a schema that llguidance would not enforce exactly.
 
     llguidance reads whole numbers as floats: above 2**53 it would allow a neighbouring number. If optional names count
-    for minProperties, it counts a repeated name as two properties, but a JSON parser as one.
+    for minProperties, llguidance counts a repeated name as two properties, but a JSON parser counts it as one.
     """
     for part, is_schema in _parts(schema):
         if isinstance(part, int) and abs(part) > _LARGEST_EXACT:

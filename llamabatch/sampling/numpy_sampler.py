@@ -21,8 +21,8 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint32]
 
 NO_TOKEN = -1
-# Logits of a chunk. The k-th largest maximum of the chunks is a lower bound of the k-th largest logit. For 152k tokens,
-# 64 to 256 are equally fast.
+# Number of logits in a chunk. The k-th largest maximum of the chunks is a lower bound of the k-th largest logit. For
+# 152k tokens, 64 to 256 are equally fast.
 _CHUNK = 128
 # Number of candidates that top_p sorts before it sorts the whole vocabulary.
 _FIRST_LOOK = 1024

@@ -1,4 +1,4 @@
-"""SamplingParams prepared for one model, with its defaults, words as tokens, and masks. They make SamplerStates."""
+"""PreparedParams: SamplingParams with a model's defaults, words as tokens, and masks. They make SamplerStates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PreparedParams:
 
 
 class PreparedParamsCache:
-    """The PreparedParams of a model, up to _MOST_KEPT. Each is made once for its SamplingParams. For one thread."""
+    """Keeps up to _MOST_KEPT PreparedParams of a model, by their SamplingParams object. Not thread-safe."""
 
     def __init__(self, model: Vocabulary) -> None:
         self._model = model

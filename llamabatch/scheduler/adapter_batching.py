@@ -65,8 +65,8 @@ class AdapterScheduler:
         return own if others else None
 
     def choose(self, ready: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences that compute in this step: the sequences of the current set. If the turn of this set
-        has expired, the next set gets its turn first."""
+        """Returns the ready sequences of the current set. If the turn of this set has expired, or none of its sequences
+        is ready, the next set gets the turn first."""
         here = dict.fromkeys(s.request.adapters for s in ready)
         if not here:
             return ready

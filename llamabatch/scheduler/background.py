@@ -17,13 +17,13 @@ MOST_LONGER = 1.1
 # One step in this many runs without background sequences, so that its duration can be measured. Until the duration is
 # known, every second step runs without them.
 STEPS_WITH = 8
-# The steps between two shared steps where a background row costs a pass of its own. Fewer than 1 gap in 100 is then
-# longer because of background work. Until the cost is known, steps are shared more often, because background rows may
-# turn out to be cheap.
+# The number of steps between two shared steps, where a background row costs a pass of its own. Background work then
+# lengthens fewer than 1 in 100 gaps between tokens. Until the cost is known, steps are shared more often, because
+# background rows may turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119
 BACKGROUND_STEPS_UNTIL_KNOWN = 29
-# The most background prompt tokens in a shared step. The limit also holds in a step of background sequences alone, if
-# one of the last STEPS_ALONE steps had foreground ones: a request that arrives now should not wait for a long pass.
+# The most background prompt tokens in a shared step. The limit also applies to a step of background sequences alone,
+# if one of the last STEPS_ALONE steps had foreground ones: a request that arrives now should not wait for a long pass.
 BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
 # A token never counts as cheaper than this part of a step, whatever the measured times say.
@@ -47,8 +47,8 @@ class BackgroundPacer:
     """Decides which steps background sequences share with foreground ones, and how much of these steps they get.
 
     Where a pass accepts any rows, background sequences get a few tokens in nearly all steps: as many as make a step
-    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own. They then share few steps, or
-    nearly all steps if they turn out to cost next to nothing.
+    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own. Background sequences then share
+    few steps, or most steps if their rows turn out to be cheap.
     """
 
     def __init__(self, limits: Limits) -> None:

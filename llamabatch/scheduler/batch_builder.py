@@ -15,8 +15,8 @@ from types import MappingProxyType
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
-# The most idle slots in a row that get dummy rows. Without dummy rows they cut the call in two, which costs a pass over
-# the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
+# The most neighbouring idle slots that get dummy rows. Without dummy rows the idle slots cut the call in two, which
+# costs a pass over the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
 SHORT_CHUNK = 16
@@ -76,8 +76,8 @@ def prefill_calls(
     because the number of output rows in a call is limited.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each. It cuts a call larger than n_ubatch
-    into passes with a few tokens of every sequence. Both ways reach half the speed or less. A call has token ids or
-    embeddings, never both (llama-batch.cpp), so a chunk ends where a picture begins or ends.
+    into passes with a few tokens of every sequence. Both kinds of call run at half the speed or less. A call has token
+    ids or embeddings, never both (llama-batch.cpp), so a chunk ends where a picture begins or ends.
 
     Args:
         stops: sequence -> the token count at which its chunk ends at the latest.
@@ -182,7 +182,7 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
 
 
 def _rows_fit(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> bool:
-    """True if a call has enough output rows for these spans: one row a span, or Limits.prompt_rows if that is more."""
+    """True if a call may have the output rows of these spans: one row a span, or Limits.prompt_rows if that is more."""
     return sum(span.prompt_rows + span.output for span in spans) <= max(limits.prompt_rows, len(spans))
 
 

@@ -16,14 +16,14 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # FIRST_CHUNK: tokens of the first chunk, while the cost of a token is not known. LEAST_CHUNK: the fewest tokens of any
 # chunk, because a pass over the weights costs the same for one token as for a few. Time that pays for fewer tokens is
-# saved up for a later step. On a GPU the smallest chunk costs half a pass. The saved time can pay for this chunk,
-# because it may reach the time of two passes.
+# saved up for a later step. On a GPU the smallest chunk costs half a pass. Saved time can pay for this chunk, because
+# up to the time of two passes may be saved.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
 # The most time that may be saved up, as a multiple of a plain step's time. A gap between two tokens is then at most
 # three plain steps long, if prefill_share is at most two thirds.
 MOST_SAVED = 2.0
-# A chunk has at most this many times as many tokens as the chunk before, because one measured time may be wrong.
+# A chunk is at most this many times as long as the chunk before, because one measured time may be wrong.
 MOST_GROWTH = 2.0
 # A chunk includes the whole rest of a prompt if the rest is at most this many times as long as the chunk.
 TAIL = 1.25
@@ -40,7 +40,7 @@ _LATEST = 5  # the median of this many measured times counts
 
 
 class PrefillTimes:
-    """Measured times while a caller waits for a token: of a step without prompt tokens, and of one prompt token."""
+    """Times of a step without prompt tokens, and of one prompt token, measured while a caller waits for a token."""
 
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_LATEST)  # seconds of steps without prompt tokens

@@ -24,8 +24,8 @@ COPY_IN_TOKENS = 16
 MOST_OPENING = 32
 # The chance that a prefix is used again, assumed before any use is counted: one in eight.
 _FIRST_USES = (1, 8)
-# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. Its larger
-# counts let it change more slowly: the next turns of many chats come only after the first turns of all chats.
+# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. The larger
+# counts make this chance change more slowly: the next turns of many chats come only after the first turns of all chats.
 _FIRST_CONTINUED = (4, 32)
 _REMEMBERED = 256  # after this many cached prefixes, both counts of a chance are halved
 
@@ -302,7 +302,7 @@ class KVCacheManager:
         self._cuts.setdefault(slot, count)
 
     def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
-        """Returns the copies, in the order in which they must happen, and the cuts since the last call."""
+        """Returns the copies, in the order in which they must happen, and the cuts. Forgets both."""
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()

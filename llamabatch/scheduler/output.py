@@ -1,7 +1,7 @@
 """Types between scheduler and model runner: the work of one step, and its results. Pure Python.
 
 Spans and their results are named tuples, because a named tuple is made three times as fast as a frozen dataclass. A
-step of a small model takes 3 ms, and makes one of each for every row.
+step of a small model takes 3 ms, and makes a span and a result for every row.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class Call:
 
     Attributes:
         dummy_slots: the slots of dummy rows, rising.
-        n_guesses: in a verify call, the number of rows of each span behind its known token; 0 in other calls. If spans
-            differ (Limits.packs_any), it is the largest of their numbers; otherwise each dummy has as many rows as a
-            span.
+        n_guesses: in a verify call, the number of rows of each span behind its known token; 0 in other calls. With
+            Limits.packs_any, spans may have fewer. Without it, each slot in dummy_slots has as many rows as a span.
         dummy_starts: how many tokens each of dummy_slots contains before and after the call; (): all slots are empty.
         is_padded: dummy rows are also output rows, so that the call has the shape of a call without dummy rows; see
             RowLadder.
@@ -145,7 +144,7 @@ class Shift:
 @dataclass(frozen=True)
 class Save:
     """A save: the model runner copies the state of slot `slot` to `prefix.state`, if the slot contains just the tokens
-    of `prefix`. Where cells can be cut, it cuts off extra cells first, because the slot is about to be emptied.
+    of `prefix`. If cells can be cut, the runner first cuts off extra cells, because the slot is about to be emptied.
 
     Attributes:
         make_room: PrefixStore.make_room, called with the size of the state in bytes before the state is copied.
@@ -219,7 +218,7 @@ class SpanOutput(NamedTuple):
     """The status of a span, and the tokens that were sampled after it, if any.
 
     Attributes:
-        logprobs: one entry for each of the span's prompt rows, then one for each token; empty unless asked for.
+        logprobs: an entry for each of the span's prompt rows, then for each token; empty if the request asks for none.
         encoder_s: seconds that the encoder of the span's picture took.
     """
 
@@ -236,7 +235,7 @@ class Limits:
 
     Attributes:
         n_slots: the most seq ids of the context.
-        start_slots: the seq ids that the context starts with; None: n_slots. The context grows once.
+        start_slots: how many seq ids the context starts with; None: n_slots. The context grows once.
         n_batch: the most tokens in one call. n_ubatch: the most tokens in one pass over the weights.
         prefill_share: part of the time, 0.05 to 1, that prompts get while other requests wait for their next token.
         prefill_budget: the most prompt tokens in a step while other requests wait for their next token.
@@ -244,14 +243,14 @@ class Limits:
         n_cells: cells of a unified KV cache, which all slots share; None: a split cache, in which each slot has its
             own.
         can_share: the cells of a slot can be copied to another slot.
-        can_cut: a copy can be cut at any position. False: the contents of a slot can be used only at their very end
+        can_cut: a copy can be cut at any position. False: the contents of a slot can be used only as a whole
             (recurrent state, sliding windows).
-        has_window: some layers attend over a sliding window. A saved state lacks their cells outside the window.
+        has_window: some layers attend over a sliding window. A saved state has no cells of them outside the window.
         state_bytes: bytes of main memory that saved states of slots may take.
         can_pad: dummy rows are harmless. With recurrent state they are not.
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
-        prompt_rows: the most output rows of a call in which one sequence has several; each is a row of logits.
+        prompt_rows: the most output rows (rows of logits) of a call in which one sequence has several.
         is_ragged: a pass accepts any slots, with any number of tokens each. Otherwise a pass needs consecutive slots
             with equally many tokens each.
         on_device: a GPU computes, so that costs of rows and passes are measured; see StepCosts.

@@ -24,10 +24,10 @@ PASS_IN_TOKENS = 18
 # The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
 # times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
-_COPY_TOKENS = 10  # as many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
-_LEAST_GAIN = 8  # tokens that a copy saves at least
+_COPY_TOKENS = 10  # this many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
+_LEAST_GAIN = 8  # the fewest tokens that a copy must save
 # A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. This
-# rule ends below _LEAST_CHANCE, a chance that is reached after some 200 texts of which none continued.
+# rule does not apply below _LEAST_CHANCE. The chance falls to this value after some 200 texts of which none continued.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
@@ -45,7 +45,7 @@ class PrefixCache:
         cuts_anywhere: the contents of a slot can be cut to any number of tokens.
         num_shared_tokens: tokens copied from running sequences.
         num_prefix_hits: sequences that began with cells of a finished sequence, or with a stored prefix.
-            num_prefix_tokens: tokens that they did not compute for this reason. num_restored_tokens: the part of
+            num_prefix_tokens: tokens that these sequences began with. num_restored_tokens: the part of
             num_prefix_tokens that came from the store. num_read_tokens: the part that came from the store's disk.
     """
 
@@ -176,8 +176,8 @@ class PrefixCache:
                 self.store.disk.release(prefix)
 
     def next_write(self) -> Save | None:
-        """Returns a save for cells of a finished sequence that are worth a file on disk; None if there are none. The
-        engine calls it while it has nothing to compute."""
+        """Returns a save for cells of a finished sequence that are worth a file on disk; None if there are none, or
+        another file is being written. The engine calls this method while it has nothing to compute."""
         disk = self.store.disk
         if disk is None or disk.is_busy or self.store.write_next():
             return None
@@ -217,7 +217,7 @@ class PrefixCache:
 
     def stops(self, running: abc.Sequence[Sequence]) -> dict[Sequence, int]:
         """Returns the token counts at which sequences stop for a step, because other sequences copy exactly these
-        tokens, or a checkpoint is made there. Empty where copies can be cut."""
+        tokens, or a checkpoint is made there. Empty if cells can be cut."""
         found: dict[Sequence, int] = {}
         if self._limits.can_cut:
             return found
@@ -284,8 +284,8 @@ class PrefixCache:
 
     def _least_gain(self, count: int, chance: float, computed: int = 0) -> int:
         """Returns how many tokens a copy of `count` cells must save. The time to compute these tokens, multiplied by
-        the chance that their text continues, must be longer than the time of the copy. A copy that takes little time
-        beside `computed` tokens need save only a few."""
+        the chance that their text continues, must be longer than the time of the copy. A copy has to save only a few
+        tokens if it takes little time compared with computing `computed` tokens."""
         compute_s, copy_s = self._token_s(), self.store.copy_s(count)
         if compute_s is not None and copy_s is not None:
             tokens = copy_s / compute_s
@@ -368,7 +368,7 @@ class PrefixCache:
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. Cells stay
-        if they are expected to save more time than a second pass in each step takes until the longest sequence ends.
+        if they are expected to save more time than the second passes of all steps until the longest sequence ends.
 
         Args:
             occupied: slots that contain cells. This method adds the slots whose cached cells stay.

@@ -22,7 +22,7 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, comm
 from llamabatch.utils.paths import one_line
 
 # A prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or more, and at least MIN_GAIN after
-# another checkpoint: a stop is one more pass over the weights, beside the copy of 20 MB (0.8B shape).
+# another checkpoint: a stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
 _TOKEN_BYTES = 4  # per token id in StoredPrefix.token_ids
@@ -49,7 +49,7 @@ class StoredPrefix:
             then fills no slot any more. An evicted prefix is not dropped: it still fills a slot that already waits for
             it.
         is_refused: llama.cpp did not accept the state.
-        media_runs: the pictures among the tokens that take fewer positions than cells.
+        media_runs: the pictures of the prefix that take fewer positions than cells.
         is_on_disk: the state is in a file of the DiskTier; `state` has a copy only between `fetch` and `release`.
     """
 
@@ -105,7 +105,7 @@ class PrefixStore:
 
     Args:
         most_bytes: the limit in bytes for all checkpoints in main memory; 0: no checkpoints are kept.
-        is_exact: True: a state can be used only at its very end. False: a state can also be cut to fewer tokens.
+        is_exact: True: a state can be used only as a whole. False: a state can also be cut to fewer tokens.
         disk: a tier below main memory; None: there is none.
 
     Attributes:
@@ -239,7 +239,7 @@ class PrefixStore:
         self.write_next()
 
     def write_next(self) -> bool:
-        """Passes the newest checkpoint that the disk wants to the disk. Returns True if there was such a checkpoint."""
+        """Gives the disk the newest checkpoint that it wants. Returns False if there is none, or the disk is busy."""
         while self.disk is not None and self._unwritten:
             prefix = next(reversed(self._unwritten))
             if self.disk.is_busy:

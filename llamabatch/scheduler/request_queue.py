@@ -66,7 +66,7 @@ class RequestQueue:
     def head(self, count: int) -> list[Sequence]:
         """Returns at most `count` waiting sequences in the order of admission; the latest arrivals come last.
 
-        May be called from any thread. The queue is copied once; the time of all other work depends on `count` alone.
+        May be called from any thread. Copies the queue once, and sorts only its first entries.
         """
         heap, arrivals = list(self._heap), list(self._arrivals)
         found: list[Sequence] = []

@@ -51,7 +51,7 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
-# Each row is compared with these names: before Python 3.12 the lookup of a member in its enum takes 0.1 us.
+# The status of each row is compared with these members: before Python 3.12 a lookup in the enum takes 0.1 us.
 _OK = DecodeStatus.OK
 _NO_ROOM = DecodeStatus.NO_ROOM
 _NOT_YET = DecodeStatus.NOT_YET
@@ -64,7 +64,7 @@ class Scheduler:
     by `abort` or as a finished output of `update`.
 
     Args:
-        preempt: a waiting request of better priority may take the slot of a running one. Without it, only background
+        preempt: True: a waiting request of better priority may take the slot of a running one. False: only background
             sequences lose their slots.
         max_wait_s: seconds that the first request waits for more requests when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
@@ -371,7 +371,7 @@ class Scheduler:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # the step fits in one pass, so that rows share it with prompts, even rows of prompts that end in this step
+            # the step is one pass: rows share it with prompts, and prompts that end in it have rows in the next pass
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -454,8 +454,8 @@ class Scheduler:
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
-        """Returns the shifts of full slots, in which slots forget some cells. A slot is shifted at the same token
-        whatever runs beside it."""
+        """Returns the shifts of full slots, which make them forget some cells. A slot is shifted at the same token
+        whatever runs in other slots."""
         full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
         return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 

@@ -20,9 +20,9 @@ from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
 from llamabatch.scheduler.step_costs import StepTimes
 
-# Drafts must promise this many times the tokens a second of a plain step, because estimates are noisy.
+# Drafts must promise at least this many times as many tokens a second as a plain step, because estimates are noisy.
 LEAST_GAIN = 1.05
-# After this many plain steps, drafts are tried once more, because texts change.
+# After this many plain steps, drafts are tried again in one step, because texts change.
 STEPS_TO_RETRY = 128
 # After this many plain steps in a row, only every fourth step looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
@@ -247,7 +247,7 @@ def can_draft(params: SamplingParams) -> bool:
 
 
 class DraftState:
-    """State of one sequence: True if it can have drafts, and the share of its accepted guesses."""
+    """Facts of one sequence: whether it can have drafts, and the share of its accepted guesses."""
 
     __slots__ = ("acceptance", "can_draft")
 
@@ -273,6 +273,6 @@ def _expected(rate: float, n: int) -> float:
     """Returns how many of n guesses are expected to be accepted.
 
     Args:
-        rate: the probability of a guess to be accepted, if all guesses before it were accepted.
+        rate: the probability that a guess is accepted, if all guesses before it were accepted.
     """
     return n if rate >= 1 else rate * (1 - rate**n) / (1 - rate)

@@ -1,8 +1,8 @@
 """Measures the costs in a step: of a pass over the weights, of a row, and of the copy of a slot. Pure Python.
 
 The scheduler's constants that weigh these costs were measured on a CPU, where a row costs a tenth of a pass. On a GPU a
-row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants hold until the
-costs are known, and always on CPUs.
+row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants are used until
+the costs are known, and always on CPUs.
 """
 
 from __future__ import annotations
