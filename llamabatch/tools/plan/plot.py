@@ -36,7 +36,8 @@ def _slots(ax: Any, report: Report) -> None:
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
-    for position, row in enumerate(rows):
+    named: list[tuple[int, float]] = []  # the ends of the lines that have a label
+    for position, row in sorted(enumerate(rows), key=lambda pair: pair[1].n_ctx != report.requested.config.n_ctx):
         requested = row.n_ctx == report.requested.config.n_ctx
         colour = OURS if requested else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))
         base = row.memory.total - max(1, row.slots) * row.slot_bytes
@@ -45,6 +46,9 @@ def _slots(ax: Any, report: Report) -> None:
         ax.plot(
             [n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if requested else 1.6, ms=4
         )
+        if any(n == shown[-1][0] and abs(size - shown[-1][1]) < _APART * top for n, size in named):
+            continue
+        named.append(shown[-1])
         ax.annotate(
             f"{row.n_ctx:,}", shown[-1], xytext=(0, 6), textcoords="offset points", ha="center", color=colour,
             weight="bold" if requested else None, annotation_clip=False,
