@@ -233,7 +233,7 @@ def _canonical(value: object) -> bytes:
 
 
 def _of_media(value: Any) -> object:
-    """Returns a JSON value for a path, bytes, an image, an array or a number of numpy. Raises TypeError for others."""
+    """Returns a JSON value for a path, bytes, an image, or an array or number of numpy; else raises TypeError."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "convert"):  # a PIL image; its bytes may be numbers of a palette, not colours

@@ -24,9 +24,9 @@ The steps of a row, as `job.run` connects them:
 | 10 | output/files | the bytes reach the disk, even if signals arrive or the disk is full for a while |
 
 Other modules: `settings` (the job), `shared` (an engine with other users), `start_errors` (stops a job whose first rows
-all fail), `stats` (counts), `progress` (status), `summary`, `plot`, `dry_run`. `output/resume` opens an existing output
-with `output/lock`, `output/manifest` (its job), `output/survey` (its rows) and `output/rewrite` (its damage).
-`output/conversion` makes tables and compressed outputs.
+all fail), `stats` (counts), `progress` (status), `summary`, `plot`, `dry_run`. `output/resume` opens an existing
+output: `output/lock` locks it, `output/manifest` names its job, `output/survey` checks its rows, and `output/rewrite`
+removes damaged rows. `output/conversion` makes tables and compressed outputs.
 """
 
 from llamabatch.jobs.job import JobInterrupted, preview, run

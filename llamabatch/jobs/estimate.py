@@ -205,7 +205,7 @@ def from_profile(
 ) -> Estimate:
     """Returns an upper bound of the time to generate, from the decode steps of a tuned profile.
 
-    All outputs count with their greatest length. The time of the prompts is left out: profiles lack it.
+    All outputs count with their greatest length. The time of the prompts is not in a profile, and is left out.
 
     Args:
         slots: the slots of the engine.

@@ -250,7 +250,7 @@ class _Job:
         feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__, shared)
         loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output), shared)
         with contextlib.ExitStack() as stack:
-            # A shared engine gets no monitor and no meter, because these would include the requests of others.
+            # A shared engine gets no monitor and no meter, because both would include other users' requests.
             monitor = stack.enter_context(self._monitor(client)) if shared is None else None
             meter = stack.enter_context(EnergyMeter()) if shared is None else None
             stack.enter_context(self._stop.noted(loop.wake))
@@ -271,7 +271,7 @@ class _Job:
 
     @staticmethod
     def _run_loop(loop: Loop, start_errors: StartErrors) -> None:
-        """Runs the loop, then writes the held errors, also if the engine or an input fails; not on JobStoppedError."""
+        """Runs the loop, then writes the held errors, also after EngineClosedError and InputError."""
         try:
             loop.run()
         except JobStoppedError:
@@ -329,7 +329,7 @@ def _find_inputs(settings: Settings) -> list[Source]:
 
 def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
     """Raises ConfigError: a row and the finished row of the same number have different ids. If rows have moved, some
-    rows would be computed twice and others never. Streams are not checked, because they cannot be read twice."""
+    rows would be computed twice and some never. Streams are not checked, because they cannot be read twice."""
     if not ids or any(source.is_stream for source in inputs):
         return
     last = max(ids)
@@ -349,8 +349,8 @@ def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[i
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
     """Raises ConfigError: the job begins with a conversation and the model has no chat template.
 
-    Every conversation would fail. The first row of a stream cannot be read twice. So for streams, only --chat tells
-    that the job begins with a conversation.
+    Every conversation would fail. The first row of a stream cannot be read twice. So a job with a stream is checked
+    only if --chat is given.
     """
     if settings.reading.chat_template is not None:
         return

@@ -176,7 +176,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # stats() may raise nothing, because a new engine may run by now
+        if gave_up(event.finished.error):  # stats() does not raise if a new engine runs by now
             return event.finished.error
         try:
             self._client.stats()

@@ -32,7 +32,7 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """Functions of a service that read and answer a line of OpenAI's batch format. A service knows more fields.
+    """Functions of a service that read and answer a line of OpenAI's batch format, with more fields than a job knows.
 
     Attributes:
         prepare: makes the request of the line; raises InputError.
@@ -49,8 +49,8 @@ class Row:
 
     Attributes:
         number: the position among all rows of all inputs, from 0. Bad rows and rows of other shards count, too. Order
-            and resume depend on the number: the same inputs give the same numbers with any `limit`, `shard` and
-            `is_done`.
+            and resume depend on the number: the same inputs give the same numbers with any `limit` and `shard`, and
+            in any later run.
         id: the "id" or "custom_id" of the line or table row, a text or a whole number; otherwise the number as text.
             No two ids of a job are equal, even written as text.
         task: the kind of request. "embedding" ignores `params`, and only "chat" has `options`.

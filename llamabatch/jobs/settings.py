@@ -116,7 +116,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     """Returns the settings that decide the content of the rows. If one of them differs, the job is another job.
 
     Args:
-        known_inputs: the inputs in the output's manifest. They tell how many bytes of a stream to read.
+        known_inputs: the inputs in the output's manifest, with the number of bytes to read from a stream.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
     reading["id_column"] = _id_column(settings.reading, inputs)

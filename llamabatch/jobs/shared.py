@@ -46,6 +46,6 @@ class SharedEngine:
     def promote(self) -> None:
         """Ends the background tier of all remaining rows. Safe to call in any thread, at any time.
 
-        Rows in flight are aborted and start again. Otherwise these rows would end last.
+        Rows in flight are aborted and start again. Otherwise they would stay in the background tier and end last.
         """
         self.background = False

@@ -34,7 +34,7 @@ class StartErrors:
         self._failed: set[int] = set()
         self._held: list[Callable[[], None]] = []
         self._error: str | None = None
-        self._place = ""  # of the first error
+        self._place = ""  # the place of the first error
 
     def watched(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
         """Yields the rows unchanged, and remembers the numbers of the first ones."""

@@ -148,7 +148,7 @@ class Timeline:
 
     @property
     def slot_use(self) -> float | None:
-        """The mean share of the slots in use; None: the job is too short to tell."""
+        """The mean share of the slots in use; None: the timeline covers less than 2 s."""
         return self._running_s / (self._last.at_s * self._slots) if self._last.at_s >= _SHORT_S else None
 
     @property

@@ -119,7 +119,7 @@ _Zone = tuple[Callable[[], float | None], float | None]
 
 
 def _rapl_zones(powercap: Path) -> dict[str, _Zone]:
-    """Returns the zones of packages and memory, by name. Leaves out psys, and cores and graphics: parts of packages."""
+    """Returns the zones of packages and memory, by name. Skips psys, and the cores and graphics inside packages."""
     zones: dict[str, _Zone] = {}
     try:
         folders = sorted(powercap.glob("intel-rapl:*"))

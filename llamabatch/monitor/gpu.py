@@ -73,7 +73,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Returns, by GPU name, functions that return the joules since the driver loaded; only GPUs with a counter."""
+        """Returns {name: function} for GPUs with an energy counter. A function returns the joules since the driver loaded."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:

@@ -37,7 +37,7 @@ class MachineSample:
 
     @property
     def others_cpu_percent(self) -> float | None:
-        """CPU time that other processes used or a virtual machine did not get, as a percentage of all cores."""
+        """CPU time of other processes, and time that the hypervisor took (steal), as a percentage of all cores."""
         if self.cpu_percent is None or self.system_cpu_percent is None:
             return None
         return max(0.0, self.system_cpu_percent - self.cpu_percent / (psutil.cpu_count() or 1))

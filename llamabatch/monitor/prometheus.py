@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# Limits in seconds below vLLM's lowest, because small models are faster than the models that vLLM usually serves.
+# Limits in seconds besides vLLM's own, because small models are faster than the models that vLLM usually serves.
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)

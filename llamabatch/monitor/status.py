@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """Returns the folder of this machine's status files. Each machine has its own, because several may share a home."""
+    """Returns the folder of this machine's status files. Several machines may share a home, so each has a folder."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 
@@ -42,7 +42,7 @@ class Status:
 
     Attributes:
         pid: id of the process.
-        created_s: start of the process, seconds since 1970. It tells the process from a later one with the same id.
+        created_s: start of the process, seconds since 1970. A later process with the same id has another start.
         written_s: time of writing, seconds since 1970.
         every_s: seconds between two writes.
         title: name of the engine.
@@ -98,7 +98,7 @@ class Status:
 
 
 class StatusFile:
-    """The status file of one monitor. Readers always find a complete file. Only its user can read it.
+    """The status file of one monitor. Readers always find a complete file. Only its owner can read it.
 
     Args:
         title, every_s, job: as for Monitor.

@@ -23,7 +23,7 @@ def takes_names(named: _Read, aliases: Mapping[str, str] | None = None) -> Calla
 
     Args:
         named: converts the caller's keywords to the function's keywords.
-        aliases: other name -> the function's own keyword. An error about a keyword also has the name that was given.
+        aliases: other name -> the function's own keyword. An error about a keyword also has the alias that was given.
     """
 
     def decorate(made: G) -> G:
@@ -49,7 +49,7 @@ def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
     The method raises TypeError if a keyword is given under both of its names.
 
     Args:
-        place: returns a clause that says where a keyword that the method lacks belongs, or "".
+        place: returns a clause that says where an unknown keyword belongs, or "".
         others: another name -> the method's own keyword.
     """
 

@@ -12,7 +12,7 @@ from llamabatch.utils.checks import counted, show
 
 _LONGEST_TEXT = 60  # characters
 _MOST_ITEMS = 8  # items of a list or mapping that is shown completely
-_MOST_PARTS = 3  # dataclasses that are shown of a list of them
+_MOST_PARTS = 3  # shown items of a list of dataclasses
 _LONGEST_PART = 1000  # characters of a dataclass within another dataclass
 
 

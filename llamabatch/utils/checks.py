@@ -148,7 +148,7 @@ def plain(value: object) -> object:
 
 
 def half_character(value: object) -> str | None:
-    """Returns a text within a JSON value that UTF-8 cannot encode, because it has half a surrogate pair. Else None."""
+    """Returns a text within a JSON value that UTF-8 cannot encode (half a surrogate pair); None: there is none."""
     stack: list[Any] = [value]
     while stack:
         value = stack.pop()
@@ -166,7 +166,7 @@ def half_character(value: object) -> str | None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the most similar known name, and all known names if they are
-    few. If there is no similar name among many, the closest five."""
+    few. If there are many and none is similar, the text has the closest five."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted: the same in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # for each power of ten, at most 25 % apart
-# Limits of vLLM's histograms that _STEPS lacks. With them, each of vLLM's buckets is a sum of whole buckets here.
+# Limits of vLLM's histograms that are not in _STEPS. With them, each of vLLM's buckets is a sum of whole buckets here.
 _OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
 
 LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
@@ -149,8 +149,8 @@ class Quantiles:
     def at(self, percent: float) -> float | None:
         """Returns a percentile within 1 %, or None if there are no figures.
 
-        This is the smallest figure that at least `percent` % of the figures do not exceed ("nearest rank"). So the 99th
-        percentile of few figures is the largest one. If all figures are whole numbers, the result is one.
+        The result is the smallest figure that at least `percent` % of the figures equal or fall below ("nearest rank").
+        So the 99th percentile of few figures is the largest one. Whole figures have a whole percentile.
 
         Args:
             percent: 0 to 100.

@@ -1,11 +1,11 @@
-"""Signals that end the `llamabatch` command: from its first instruction on, it exits with 128 + signal and one line.
+"""Makes the `llamabatch` command exit on a signal, with code 128 + signal and one line, from its first instruction on.
 
 An exception that a signal raises at a random place may be lost or changed. For example, numpy turns it into an error
 about its installation, and ctypes prints a traceback and continues. So at first a signal ends the process at once, even
 in the middle of a native load.
 
-From `careful` on, the command has something to keep or to clean up, and a signal raises KeyboardInterrupt. It is never
-raised inside an import or a callback, and only once. `timeout`, `npm` and systemd may send a signal twice, and a second
+From `careful` on, the command has something to keep or to clean up, and a signal raises KeyboardInterrupt, but never
+inside an import or a callback, and only once. `timeout`, `npm` and systemd may send a signal twice, and a second
 exception would stop the clean-up that the first exception began.
 
 This module imports nothing slow, because it runs before anything else.
@@ -32,9 +32,9 @@ SIGNALS = tuple(
 LINE = "Interrupted."
 # An exception that is raised in these modules gets lost or changed.
 _DELICATE = ("importlib._bootstrap", "weakref", "_weakrefset", "llamabatch.llama.log")
-SAME_S = 1.0  # a second signal within so many seconds counts as a repetition of the first
+SAME_S = 1.0  # a second signal within this many seconds counts as a repetition of the first
 _AGAIN_S = 0.02
-_UNSEEN_S = 0.5  # seconds until a signal that has not ended the wait for a line is sent again
+_UNSEEN_S = 0.5  # seconds until a signal is sent again if it has not ended the wait for a line
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()

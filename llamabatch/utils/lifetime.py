@@ -83,7 +83,7 @@ class ForkGuard:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises EngineClosedError in a fork. Call this before any lock or wait: in a fork it could last for ever."""
+        """Raises EngineClosedError in a fork. Call this before any lock or wait, which could last for ever."""
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 f"this engine belongs to process {self._pid}; process {os.getpid()} is a fork of it, and threads do "

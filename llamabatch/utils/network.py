@@ -1,4 +1,4 @@
-"""Checks within a second that a server can be reached, and addresses without their secrets."""
+"""Checks within a second that a server can be reached, and removes secrets from addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of vLLM and llama_cpp that llamabatch lacks, and their replacements, for errors about missing names."""
+"""Names of vLLM and llama_cpp that llamabatch does not have, and replacements, for errors about missing names."""
 
 from __future__ import annotations
 

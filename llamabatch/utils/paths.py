@@ -72,7 +72,7 @@ def is_remote(name: str) -> bool:
 
 
 def _is_path(name: str) -> bool:
-    """Returns True if a name of the form owner/repo is a path: it ends with ".gguf", or a file or folder has it."""
+    """Returns True if a name of the form owner/repo is a path: it ends with ".gguf", or a file has this name."""
     return (name.lower().endswith(".gguf") and ":" not in name) or os.path.lexists(name)
 
 

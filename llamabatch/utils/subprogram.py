@@ -40,8 +40,8 @@ def interpreter() -> str:
 def import_path() -> list[str]:
     """Returns sys.path for a child, and at the end the folder that contains this package.
 
-    The folder is necessary because this package may have been found through "" in sys.path, the working directory,
-    which may have changed since.
+    This package may have been found through "" in sys.path, the working directory. That directory may have changed
+    since, so the folder is necessary.
     """
     return [*sys.path, _ROOT]
 
@@ -77,7 +77,7 @@ def run_program(
     with subprocess.Popen(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,  # the end of the child is a result, so a signal to our process group must not reach it
+        start_new_session=True,  # a signal to our process group must not reach the child: its end is a result
     ) as process:  # fmt: skip
         try:
             while True:

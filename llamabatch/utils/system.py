@@ -1,7 +1,7 @@
 """Differences between Linux, macOS and Windows: signals, locks, limits, cores, sockets, files of the kernel, commands.
 
-The other subpackages call these functions, and use no names that one of the systems lacks. If a system lacks a feature,
-the function's return value says so, and nothing is raised.
+The other subpackages call these functions, and use only names that exist on all systems. If a system does not have a
+feature, the function's return value says so, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def set_limits(name: str, soft: int, hard: int | None) -> None:
 
 
 def affinity() -> int:
-    """Returns the number of cores that this process may use, or the number of all cores if the system does not tell."""
+    """Returns the number of cores that this process may use, or the number of all cores if that is unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

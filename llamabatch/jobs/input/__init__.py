@@ -1,4 +1,5 @@
 """The input of a job: files and stdin become numbered rows.
 
-Imports `jobs/rows` and `jobs/formats`, and `manifest` and `own_files` of `output/` to recognise other jobs' outputs.
+Imports `jobs/rows` and `jobs/formats`. From `output/`, imports `manifest` and `own_files` to recognise other jobs'
+outputs, and `parquet` to check that pyarrow is installed.
 """

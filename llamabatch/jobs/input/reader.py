@@ -61,7 +61,7 @@ class Reader(Iterator[Row | BadRow]):
         SetupError: the packages that read a Parquet or Excel file are not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
-        InputError: the disk fails in the middle of a file. The earlier rows are valid. A later run reads them again.
+        InputError: the disk fails in the middle of a file. Earlier rows are valid. A later run reads the inputs again.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Reader(Iterator[Row | BadRow]):
         return None, f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
 
     def _place(self, number: int) -> str:
-        """Returns the place of a row: "prompts.jsonl, line 7". Each line of a file is a row, so the row's number tells
+        """Returns the place of a row: "prompts.jsonl, line 7". Each line of a file is a row, so the row's number gives
         the line."""
         index = len(self._starts) - 1
         while self._starts[index] > number:

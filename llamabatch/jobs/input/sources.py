@@ -96,7 +96,7 @@ class Source:
 
     @property
     def says_lines(self) -> bool:
-        """True if the name promises lines of JSON. Otherwise the first bytes decide."""
+        """True for stdin, and if the name promises lines of JSON. Otherwise the first bytes decide."""
         return self.path is None or formats.suffixes(self.path)[0] in formats.LINES
 
     @property
@@ -152,7 +152,7 @@ class Source:
         Returns:
             "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
             of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
-            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. Only these have a digest.
+            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these bytes.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:
@@ -369,7 +369,7 @@ def _matches(pattern: str) -> Iterator[Path | None]:
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
-    if path.exists() or not glob.has_magic(shown(pattern)):  # without the working directory, which is no pattern
+    if path.exists() or not glob.has_magic(shown(pattern)):  # shown() drops the working directory, which is no pattern
         yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
@@ -380,7 +380,7 @@ def _matches(pattern: str) -> Iterator[Path | None]:
 
 def _refuse_output(path: Path, *, named: bool) -> None:
     """Raises InputError: the file belongs to the output of another job. A glob may match such a file by accident, so a
-    table is accepted if it is `named`. Lines of results are always refused: they are never lines of requests."""
+    table is accepted only if it is `named`. Lines of results are always refused: they are never lines of requests."""
     out = output_of(path)
     if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return

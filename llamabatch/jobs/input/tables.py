@@ -27,7 +27,8 @@ _PROMPT = "prompt"  # the column of a text file
 DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
-_TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be texts
+# The values of these parameters may be texts.
+_TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))
 # pandas reads these texts as missing values. pyarrow does, too, except for "None". A parameter with such a cell has the
 # job's value.
 _MISSING = frozenset(
@@ -115,7 +116,7 @@ class _Csv:
                 yield record
 
     def _next(self) -> list[str] | Problem | None:
-        """Returns the values of the next row; None: the end."""
+        """Returns the values of the next row, or a Problem; None: the end."""
         self._lines.start()
         try:
             return next(self._records, None)
@@ -199,8 +200,8 @@ def check_columns(source: Source, options: ReadOptions, taken: Collection[str] =
 
 
 def own_id_column(source: Source, options: ReadOptions) -> str | None:
-    """Returns the column of ids that a table has by its name, "id" or "custom_id". None: there is no such column, an
-    option names the column, or the source is a stream or has lines of JSON. Raises the errors of check_text."""
+    """Returns the column of ids that a table marks by the name "id" or "custom_id". None: there is no such column, an
+    option names the column of ids, or the source is a stream or has lines of JSON. Raises the errors of check_text."""
     if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
         return None
     if source.has_columns:

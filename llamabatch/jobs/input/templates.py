@@ -1,7 +1,7 @@
 """Templates that make the prompt of a row from the columns of a table, or from the fields of a line of JSON.
 
-There are two notations. jinja2 (`Classify: {{ text }}`) has the limits of chat templates. The older notation has a
-column's whole name between single braces (`Classify: {text}`), and `{{` stands for a brace.
+There are two notations. jinja2 (`Classify: {{ text }}`) is sandboxed and limited, as in chat templates. The older
+notation has a column's whole name between single braces (`Classify: {text}`), and writes a brace as `{{` or `}}`.
 """
 
 from __future__ import annotations

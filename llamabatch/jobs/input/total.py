@@ -11,16 +11,16 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
 _BLOCK = 2**20
-_MOST_BYTES = 2**34  # size of the largest file whose lines are counted, at about 1 GB/s
+_MOST_BYTES = 2**34  # the lines of larger files are not counted; counting reads about 1 GB/s
 
 
 class Seen(NamedTuple):
     """The progress of reading, in rows of all shards.
 
     Attributes:
-        starts: the number of the first row of each input that reading has reached. The last of them is being read.
+        starts: the number of the first row of each input that reading has reached; the last input is being read.
         n_rows: the number of rows read so far.
-        share: the part of the bytes of this last input that has been read, 0 to 1; None: not known.
+        share: the part of the bytes of the last input that has been read, 0 to 1; None: not known.
         ended: true when all rows have been read.
     """
 
@@ -102,7 +102,7 @@ def wanted(n_rows: int, options: ReadOptions) -> int:
 
 
 def _count(source: Source, most: int | None) -> int | None:
-    """Returns the number of rows of an input, of lines only up to `most`; None: counting costs as much as reading."""
+    """Returns the number of rows of an input. Counts at most `most` lines. None: counting costs as much as reading."""
     if source.is_stream or source.path is None:
         return None
     if source.has_columns:

@@ -15,7 +15,7 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # the side file is compacted only if more bytes of its lines are in the output
+_LEAST_GARBAGE = 4 * 2**20  # bytes of dropped lines; a side file with fewer is not compacted
 _TRIM = 65536
 _SUM = struct.Struct("<I")
 _PREFIX_BYTES = 9  # a waiting line begins with its checksum, 8 hexadecimal digits, and a blank

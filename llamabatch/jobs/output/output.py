@@ -305,7 +305,7 @@ class Output(RecordWriter):
         return sums_of_lines(Checksums.read(self._job.own, sums_of(self._job.lines_path)) or iter(()))
 
     def _check_files(self) -> None:
-        """Raises OutputError if another program has changed a file. The rows are saved first."""
+        """Raises OutputError if another program has changed a file. The rows are saved first if their file is gone."""
         lines = self._job.lines
         assert lines is not None
         assert self._journal is not None
@@ -415,7 +415,7 @@ def _check_name(path: Path) -> None:
 
 
 def _name_of(fd: int) -> str:
-    """Returns the new name of a file that was moved, or a phrase if the system does not tell."""
+    """Returns the new name of a file that was moved, or a phrase if the name cannot be found."""
     with contextlib.suppress(OSError):
         path = os.readlink(f"/proc/self/fd/{fd}")
         if os.path.samestat(os.stat(path), os.fstat(fd)):

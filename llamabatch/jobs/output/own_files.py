@@ -37,7 +37,7 @@ _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
-_LEAST_TORN = 16  # bytes of a header; no other file begins with this many
+_LEAST_TORN = 16  # bytes at the start of a header; no other program's file begins with them
 # The first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV.
 _MADE_STARTS = (
     b"PAR1",

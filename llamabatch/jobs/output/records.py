@@ -50,7 +50,7 @@ class RecordOptions:
     """The options of records.
 
     Attributes:
-        shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for others.
+        shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for other lines.
         token_ids: flat records have "token_ids".
         times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens". Records of
             OpenAI's format have the time in "created" (otherwise 0), and usage.prompt_tokens_details.

@@ -246,7 +246,7 @@ class JobFiles:
         return sums_of_lines(sums) == ending.sums
 
     def _repair(self, own: OwnFiles, known: Manifest | None) -> Survey:
-        """Repairs the lines and their checksums, and returns the rows of the output."""
+        """Repairs the lines and their checksums, and returns the state of the lines."""
         lines = self.lines_path
         damage, is_recorded = None, False
         proof: Proof | None = None

@@ -27,7 +27,7 @@ class Survey:
         n_rows: the number of complete lines of this job.
         n_errors: the number of failed rows among them.
         size: the bytes up to the end of the last complete line. The rest is torn.
-        done: the indices of the complete lines. Empty in the order of the input, where they are 0 .. n_rows - 1.
+        done: the indices of the complete lines. Empty if they are in the order of the input, 0 .. n_rows - 1.
         n_unrecorded: the number of lines without a checksum at the end. A system crash leaves such lines. They count as
             torn.
         damage: a fault that an interruption cannot explain; None: there is no such fault.
@@ -100,7 +100,7 @@ class Proof(Protocol):
 
 
 class RecordedLines:
-    """The proof by a checksum of each line. A system crash may leave lines without one; their rows are run again."""
+    """The proof by a checksum of each line. Rows whose checksums were lost in a system crash are run again."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
