@@ -73,7 +73,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Returns {name: function} for GPUs with an energy counter. A function returns the joules since the driver loaded."""
+        """Returns {name: function} for GPUs with energy counters. A function gives joules since the driver loaded."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:

@@ -123,7 +123,7 @@ class Quantiles:
         return f"Quantiles(n={self.n}, total={self.total:.6g})"
 
     def add(self, value: float) -> None:
-        """Counts one figure. A negative figure counts as 0."""
+        """Counts one figure. For percentiles, a negative figure counts as 0."""
         self.add_all((value,))
 
     def add_all(self, values: Iterable[float]) -> None:

@@ -152,7 +152,7 @@ class Source:
         Returns:
             "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
             of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
-            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these bytes.
+            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:

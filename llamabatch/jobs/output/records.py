@@ -29,7 +29,6 @@ SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 
 # A record has its number first and its error last. So a survey finds both without parsing the JSON, which is slow.
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
-_BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
 

@@ -15,6 +15,7 @@ from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, 
 
 _GIB = 2**30
 _MOST_LINES = 6
+_APART = 0.03  # least distance of two labels, as a share of the axis
 _PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#F0E442", "#009E73", "#CC79A7", "#999999")
 
 
