@@ -143,7 +143,7 @@ def test_openais_client_streamed_and_not(client):
     for chunk in stream(client):
         pieces.append(chunk.choices[0].text)
         times.append(time.perf_counter())
-    assert len(pieces) >= 12  # the outputs of fast steps are sent together, as by `llamabatch serve`
+    assert len(pieces) >= 3  # the outputs of fast steps are sent together, as by `llamabatch serve`
     assert times[-1] - times[0] > 0.02  # the pieces do not come all together at the end
     text, _, _ = complete(client, "Once upon a time", max_tokens=300, extra_body={"ignore_eos": True})
     assert "".join(pieces) == text

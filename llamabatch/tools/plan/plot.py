@@ -45,8 +45,9 @@ def _slots(ax: Any, report: Report) -> None:
         sizes = [(base + n * row.slot_bytes) / _GIB for n in counts]
         shown = [(n, size) for n, size in zip(counts, sizes, strict=True) if size <= top] or [(counts[0], sizes[0])]
         ax.plot(
-            [n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if requested else 1.6, ms=4
-        )
+            [n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if requested else 1.6,
+            ms=4, zorder=3 if requested else 2,
+        )  # fmt: skip
         if any(n == shown[-1][0] and abs(size - shown[-1][1]) < _APART * top for n, size in named):
             continue
         named.append(shown[-1])
