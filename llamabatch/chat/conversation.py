@@ -133,7 +133,7 @@ def _first_text(
             # The traceback is dropped: its frames refer to `refusal` (a cycle) and to all values of the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # each other form would cost as much
+                break  # every other form would cost as much
     if incomplete is not None:
         return incomplete
     assert refusal is not None

@@ -92,7 +92,7 @@ FORMS = (
 
 
 def _one_each(messages: Sequence[Message]) -> list[Message]:
-    """Splits messages with several calls into messages with one call. The result of the call follows each of them."""
+    """Splits messages with several calls into messages with one call, each followed by the result of its call."""
     made: list[Message] = []
     left = deque(messages)
     while left:
@@ -218,7 +218,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # the other forms and the conversation would exceed the time, too
+                return [FORMS[0]]  # the other forms, and the conversation, would exceed the budget, too
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:

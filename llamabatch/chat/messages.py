@@ -48,7 +48,7 @@ def dropped_first(messages: Conversation) -> list[int]:
 
     If a conversation is too long, turns are dropped from the first on. A turn is a question with all that follows it,
     up to the next question. After the last question a turn is an answer with the results of its calls. The last
-    question, the last turn after it, and messages of the system stay.
+    question, the last turn after it, and system messages stay.
     """
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     last = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
@@ -112,8 +112,8 @@ def checked_message(index: int, message: object, template: str | None = None) ->
 
 
 def _check_role(place: str, role: str, template: str) -> None:
-    """Raises PromptError for a mistyped role, which many templates would write as it is. A role that resembles no
-    usual one is allowed, because a model may have roles of its own."""
+    """Raises PromptError for a mistyped role, because many templates would write it unchanged. A role that resembles no
+    usual role is allowed, because a model may have roles of its own."""
     if role in _ROLES:
         return
     name = role.lower()

@@ -24,7 +24,7 @@ RESERVED = (
     *("loop", "self", "super", "caller", "varargs", "kwargs", "true", "false", "none"),
 )
 
-_MARKS = ("{{", "{%", "{#")  # a text with one of them is jinja2 and no path
+_MARKS = ("{{", "{%", "{#")  # a text with one of these marks is jinja2, not a path
 _MAX_FILE = 2**20  # bytes; a template may have 256 Ki characters
 _MAX_DEPTH = 64  # levels of lists in the value of a variable
 _MAX_ITEMS = 2**20  # values on one level of such lists
@@ -137,7 +137,7 @@ class ChatOptions:
 
     @property
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of arguments if the model decides whether to call. Without "strict", any object is allowed."""
+        """The schemas of arguments if no call is required. Without "strict", any object is allowed."""
         strict, loose = self.strict_tools, {"type": "object"}
         return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 
@@ -257,7 +257,7 @@ def chat_options(
 
 
 def _check_variable(name: object, value: object) -> None:
-    """Raises PromptError if a caller cannot set this variable of the template, or not to this value."""
+    """Raises PromptError if a caller cannot set this variable of the template, or cannot give it this value."""
     if not isinstance(name, str) or not name.isidentifier():
         raise PromptError(f"chat_template_kwargs has {show(name)}, which is no name of a variable")
     if name in _OPTIONS_OF_THEIR_OWN:

@@ -368,13 +368,13 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """Returns True if the text may begin a header: it begins with a mark or a recipient, or is a part of one."""
+    """Returns True if the text begins with a mark or a recipient, or is the beginning of one: it may be a header."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 
 
 def held_length(text: str, marks: Iterable[str]) -> int:
-    """Returns the length of the end of the text that may be the beginning of one of these marks."""
+    """Returns the length of the longest end of the text with which one of these marks begins."""
     longest = 0
     for mark in marks:
         for length in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -232,7 +232,7 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns a form with a schema for every required name, and without other names unless it allows them."""
+    """Returns a form with a schema for every required name. Unless other names are mentioned, the form decides."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -245,7 +245,7 @@ class _Arguments:
         names: the names in all forms. An argument that the schema does not name cannot have one of these names.
 
     Attributes:
-        impossible: the name of a required argument that no value fits; None: none was found.
+        impossible: the name of a required argument that no value fits; None: no such argument was found.
     """
 
     def __init__(self, rules: Rules, tags: Tags, place: str, about: str, values: Values, names: Iterable[str]) -> None:
@@ -294,7 +294,7 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
-            # The start is one terminal, like that of a named argument: the lexer could not go back between them.
+            # The start is one terminal, as for a named argument: the lexer could not go back between several terminals.
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
             start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
@@ -302,7 +302,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules that count the optional arguments: one for each argument and each number of them before it."""
+        """Adds rules that count the optional arguments: one rule for each argument and each count before this argument."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

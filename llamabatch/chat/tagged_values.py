@@ -161,7 +161,7 @@ class _Words:
     Between tags, words and strings are written alike. So one terminal must match both.
 
     Attributes:
-        is_bounded: the schema restricts numbers by bounds or by oneOf. Words cannot express these.
+        is_bounded: the schema restricts numbers by bounds or by oneOf, which words cannot express.
     """
 
     def __init__(

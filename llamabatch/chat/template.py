@@ -279,7 +279,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.light(list(value) if isinstance(value, _Items) else value)
 
     def cut(self, value: Any, where: slice) -> Any:
-        """Returns value[where], and pays for it."""
+        """Returns value[where], and pays for this piece."""
         piece = value[where]  # the piece is no larger than the value, which is paid for already
         self.spend(_CALL + shallow(piece))
         return piece

@@ -32,8 +32,8 @@ class CallGrammar(NamedTuple):
 
     Attributes:
         left_out: the parts that the grammar does not enforce, as "format 'password'", and the functions that no call
-            can name, as "function 'f'". "grammar 'f.input'": strings in JSON have escapes, so a notation in JSON does
-            not hold the Lark grammar of an argument.
+            can name, as "function 'f'". "grammar 'f.input'" is the Lark grammar of an argument: JSON notations cannot
+            enforce it, because strings in JSON have escapes.
     """
 
     lark: str
@@ -160,7 +160,7 @@ def _add_call(
     *,
     beside_form: bool,
 ) -> tuple[str, ...]:
-    """Adds the rules of one call. Returns what the rules do not enforce. Raises SamplingError."""
+    """Adds the rules of one call. Returns the parts that the rules do not enforce. Raises SamplingError."""
     if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"

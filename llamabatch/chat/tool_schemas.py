@@ -24,7 +24,8 @@ def refused(about: str, what: str) -> SamplingError:
     """Returns the error of tools whose calls no grammar can express.
 
     Args:
-        about: the part of the tools at fault, as "argument 'x' of 'f'". what: its fault, from the verb on.
+        about: the part of the tools at fault, as "argument 'x' of 'f'".
+        what: the fault of this part, from the verb on.
     """
     return SamplingError(f"tools are refused: {about} {what}")
 
@@ -160,7 +161,7 @@ def checked_parts(schema: Mapping[str, Any], key: str, about: str) -> Sequence[A
 
 
 def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
-    """Returns a bound such as minLength or maxProperties; None: it is not given. Raises SamplingError."""
+    """Returns a bound such as minLength or maxProperties; None: no bound is given. Raises SamplingError."""
     given = schema.get(key)
     if given is None:
         return None
@@ -178,10 +179,10 @@ def of_argument(root: Mapping[str, Any], name: str) -> object:
 
 
 class _Named(NamedTuple):
-    """The schema of one argument, as a part of the whole schema gives it.
+    """The schema that a part of the whole schema gives to one argument.
 
     Attributes:
-        always: `schema` applies in every way in which arguments can fit that part.
+        always: `schema` applies in every way in which arguments can fit the part.
     """
 
     schema: object
@@ -227,7 +228,7 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """Returns the names of arguments anywhere in a schema; None: no `properties`, or a joined schema allows others."""
+    """Returns the names of arguments anywhere in a schema; None: no `properties`, or a joined schema allows more."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

@@ -199,7 +199,8 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
 
 
 def emit_last(sink: Sink, output: SequenceOutput) -> None:
-    """Calls a sink with the error or abort that ends a request. Repeats the call while the sink raises: a caller waits.
+    """Calls a sink with the error or abort that ends a request. Repeats the call while the sink raises, because a
+    caller waits for this output.
 
     The second call follows at once. Later calls come from another thread, so that other requests continue.
     """
@@ -255,7 +256,7 @@ class _Undelivered:
 
 
 def in_a_sink() -> bool:
-    """Returns True while this thread calls a sink. Such a thread delivers answers, so it must not wait for one."""
+    """Returns True while this thread calls a sink. Such a thread delivers answers and must not wait for an answer."""
     return _depth.now > 0
 
 

@@ -98,7 +98,7 @@ class Codec(_Record[T]):
     """Encodes and decodes a dataclass for the wire. Make the codecs of dataclasses in its fields first.
 
     Args:
-        hints: types of fields, instead of the dataclass's own type hints; Any: its constructor checks the value.
+        hints: types of fields, instead of the dataclass's own type hints; Any: the constructor checks the value.
         left_out: fields that are not sent; they become None.
         n_kept: Number of decoded instances to keep. Equal fields return the same instance. Only for an
             immutable dataclass whose constructor is slow.

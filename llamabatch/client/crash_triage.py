@@ -85,7 +85,7 @@ class TrackedRequest:
         self.aborted = False
         self._first_admitted_s: float | None = None  # time.perf_counter()
         self._emitted: dict[int, _Emitted] = {}  # by the index of the continuation
-        self._repeats = False  # the child sends again what was emitted before
+        self._repeats = False  # the child sends the emitted part again
 
     @property
     def request_id(self) -> str:
@@ -153,8 +153,8 @@ class TrackedRequest:
 
 
 def _can_resume(request: Request) -> bool:
-    """Returns True if the emitted tokens determine how the request continues. Several continuations do not, as some may
-    have ended. Mirostat does not, because it remembers how likely its tokens were.
+    """Returns True if the next child can continue after the emitted tokens. Among several continuations, some may have
+    ended. Mirostat needs to know how likely its tokens were.
     """
     return request.params.n_copies == 1 and not request.params.mirostat
 
@@ -243,7 +243,7 @@ class CrashTriage:
         """Returns the requests to send to the child now. They now count as inside the child.
 
         Args:
-            only: returns only requests among these, and none while suspects are being tried.
+            only: considers only these requests, and returns none while suspects are being tried.
         """
         with self._lock:
             self._end_trial_in_time()
@@ -353,7 +353,7 @@ class CrashTriage:
         return inside
 
     def forget(self, group: Iterable[TrackedRequest]) -> None:
-        """Drops requests without an output, because their last output is delivered or their submit was interrupted."""
+        """Drops requests and emits nothing: their last output is delivered, or their submit was interrupted."""
         with self._lock:
             for tracked in group:
                 if self._get(tracked.request_id) is tracked:
@@ -362,7 +362,7 @@ class CrashTriage:
                     del self._unanswered[tracked.request_id]
 
     def end_late(self) -> None:
-        """Ends the requests that no child has and whose deadline has passed. A child ends its own requests."""
+        """Ends requests past their deadline that no child has. A child itself ends the late requests that it has."""
         now = time.perf_counter()
         with self._lock:
             late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]
@@ -413,7 +413,7 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # with more, a request whose trial was over may be to blame
+            if len(admitted) <= 1:  # if more are admitted, a request whose trial is over may be to blame
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:

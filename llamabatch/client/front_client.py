@@ -1,5 +1,5 @@
-"""FrontClient: the client that entry points use. It tracks requests outside the engines: the death of an engine loses
-no request and no count.
+"""FrontClient: the client that entry points use. It tracks requests outside the engines, so that the death of an engine
+loses no request and no count.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def slots_of(config: ResolvedConfig) -> int:
 class FrontClient:
     """The owner of each request from its submit to its last output.
 
-    It refuses requests when max_queue is full and ids that are in flight, parses texts, and counts requests when they
+    It refuses requests if the queue is full or their ids are in flight, parses texts, and counts requests when they
     come and when they end. It passes other calls to the inner client.
 
     Unused engines may sleep: they are closed, and the next use makes them again with the same options.
@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # first: a request that has ended here has ended in the engine
+        counts = self.in_flight.figures()  # read first: a request that has ended here has also ended in the engine
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 
@@ -159,7 +159,7 @@ class FrontClient:
 
     @property
     def is_asleep(self) -> bool:
-        """True while the engines are closed until somebody uses them."""
+        """True while the engines sleep. Their next use wakes them."""
         return isinstance(self.inner, AsleepClient) and not self._is_closed
 
     @contextlib.contextmanager
@@ -214,7 +214,7 @@ class FrontClient:
             self._move(self._fall_asleep)
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Closes or makes engines. The lock is free meanwhile, because sinks that still run may wait for it."""
+        """Closes or makes engines. Releases the lock during `move`, because sinks that still run may wait for it."""
         self._is_moving = True
         self._changed.release()
         try:

@@ -10,7 +10,7 @@ Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
 class LoadedResources:
-    """The adapters and prefixes that an engine has loaded. An engine that replaces it loads them again.
+    """The adapters and prefixes that an engine has loaded. An engine that replaces this one loads them again.
 
     Args:
         adapters: names and paths of the adapters that the first engine loads from its config.

@@ -159,7 +159,7 @@ def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:
 
 
 class _Children:
-    """The supervisors, their child processes, and the parent's vocabulary: an Endable that ends all together."""
+    """The supervisors, their child processes, and the parent's vocabulary: an Endable that ends all of them."""
 
     def __init__(self, model: Model) -> None:
         self.list: list[Supervisor] = []

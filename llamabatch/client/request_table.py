@@ -22,7 +22,7 @@ class Watcher(Protocol):
     """An observer of all requests. The table calls it under its lock, so the methods must not block."""
 
     def enter(self, requests: list[Request], now: float) -> None:
-        """Records requests that are in flight from time.perf_counter() `now` on. An error refuses all of them."""
+        """Records requests that are in flight from time.perf_counter() `now` on. An exception refuses all requests."""
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
         """Records that a request has ended with this output; None: it was never queued. May be called twice."""
@@ -201,4 +201,4 @@ class RequestTable:
 
 
 def _nobody() -> None:
-    """Returns None. Stands for the weak reference to a watcher in a table without a watcher."""
+    """Returns None. A table without a watcher has this function in place of a weak reference to the watcher."""

@@ -116,7 +116,7 @@ class Silence:
 
         Args:
             n_received: number of messages received so far.
-            reader_is_busy: this process is not reading now, so the lack of messages does not prove a silent child.
+            reader_is_busy: this process is not reading now, so missing messages do not prove a silent child.
         """
         passed = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 1.5)
         self._last_s = now

@@ -1,4 +1,4 @@
-"""A router over several engines. It sends a request to the least loaded one or to one that has computed its prefix."""
+"""A router over several engines. A request goes to the least loaded engine, or to one that has computed its prefix."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals that no native code raises
-_VMSTAT = "/proc/vmstat"  # counts oom_kill of the whole machine with its containers; rises before the signal
+_VMSTAT = "/proc/vmstat"  # its oom_kill counts kills on the whole machine, and rises before the signal
 _REQUESTS_A_MESSAGE = 256  # keeps each message far below the wire's limit
 
 

@@ -98,8 +98,8 @@ class Supervisor:
         self._thread.start()
 
     def wait_until_ready(self) -> None:
-        """Waits until the first child is ready. Raises the error of its start; EngineClosedError if the load is
-        cancelled meanwhile."""
+        """Waits until the first child is ready. Raises the error of its start, or EngineClosedError if the load is
+        cancelled."""
         result_of(self._started)
 
     @property
@@ -382,7 +382,8 @@ class Supervisor:
         return _SHORT_TICK_S if self._requests.n_unsent else _TICK_S
 
     def _open(self, child: Child) -> None:
-        """Makes the child load what earlier children had loaded, then sends it requests. Messages keep their order."""
+        """Makes the child load the adapters and prefixes of earlier children, then marks it as up. Messages keep their
+        order."""
         if self._started.done():
             with self._lock:
                 calls = self._loaded.calls()
@@ -407,7 +408,7 @@ class Supervisor:
         self._requests.child_died(exit_reason, from_outside)
 
     def _wait_for_restart(self, until: float) -> None:
-        """Waits before the next child starts. Ends requests that are past their deadlines meanwhile."""
+        """Waits before the next child starts. During the wait, ends requests that are past their deadlines."""
         while not self._closing and self._clock() < until:
             try:
                 self._events.get(timeout=min(_SHORT_TICK_S, max(0.0, until - self._clock())))

@@ -167,7 +167,7 @@ class _Loop:
 
     A request is always in one of three places: in the queue of commands, in the command that runs (_Submit.left), or in
     the table of requests in flight. It leaves the table when its sink has received the last output. Every request
-    therefore gets an answer, whatever raises an error.
+    therefore gets an answer, wherever an error is raised.
 
     The loop keeps no reference to its client, so that an unused client is collected.
     """
@@ -350,7 +350,8 @@ class CommandQueue:
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
         self._current: _Command | None = None  # the command that runs now
-        # Numbers of continuations: submitted, and passed to the engine. Each has only one writer, so none needs a lock.
+        # Numbers of continuations: submitted, and passed to the engine. The first changes under the lock, the second on
+        # the engine's thread alone. Readers need no lock.
         self._n_put = 0
         self._n_consumed = 0
 

@@ -1,7 +1,7 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
-A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close.
-Also stats, states and the methods of EngineClient.call, with a number that the answer repeats. Kinds from child to
+A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close;
+and with a number that the answer repeats: stats, states and the methods of EngineClient.call. Kinds from child to
 parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
 """
 
@@ -98,7 +98,7 @@ class Wire:
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        """Returns the next bytes; None at the end. Makes few system calls, as other threads run after each."""
+        """Returns the next bytes; None at the end. Makes few system calls, because other threads may run after each."""
         unread = self._unread
         while len(unread) < n_bytes:
             try:

@@ -117,7 +117,7 @@ def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, i
         is_default: the caller gave no n_ctx, so nothing warns.
 
     Raises:
-        ConfigError: `n_ctx` is out of range, or is 0 and the file does not tell the trained length.
+        ConfigError: `n_ctx` is out of range, or is 0 and the file does not give the trained length.
     """
     requested = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
     trained = trained_for(header)

@@ -420,7 +420,7 @@ class EngineConfig:
 
     @property
     def speed_changes(self) -> str:
-        """The options that change what a step computes, or on which device, as JSON; "": none is set."""
+        """The options that change the computation of a step or its device, as JSON; "": none is set."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
         given |= {name: False for name in ("offload_kqv", "op_offload", "swa_full") if not getattr(self, name)}

@@ -1,5 +1,6 @@
-"""Settings of llama-server and vLLM that exist as a flag and as a field of a body, with one policy for both. A setting
-that only permits a server to do something is ignored and named. A setting that would change an answer is refused."""
+"""Settings of llama-server and vLLM that exist as a flag and as a field of a request body, with one policy for both. A
+setting that only permits a server to do something is ignored and named. A setting that would change an answer is
+refused."""
 
 from __future__ import annotations
 

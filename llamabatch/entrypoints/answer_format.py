@@ -74,8 +74,8 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Returns a request that is no chat, with the state of its thinking if a budget or a form needs the state. The
-        answer is not parsed. A form binds from the first token, unless the prompt ends inside thinking."""
+        """Returns the request of a plain prompt, with the state of its thinking if a budget or a form needs the state.
+        The answer is not parsed. A form binds from the first token, unless the prompt ends inside thinking."""
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request

@@ -54,7 +54,8 @@ def _connect(config: EngineConfig, download: Download | None) -> FrontClient:
 
 async def ended(loading: Future[None]) -> None:
     """Waits until a load has ended, with or without an error. Several tasks may wait, and cancelling them does not stop
-    the load. They wait for an event: asyncio would log an error of the future that a cancelled task never reads.
+    the load. A task waits for an event, not for the future: asyncio would log the future's error if a cancelled task
+    never reads it.
     """
     loop = asyncio.get_running_loop()
     has_ended = asyncio.Event()

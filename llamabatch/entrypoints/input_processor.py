@@ -62,7 +62,7 @@ _ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # other li
 
 
 def place_of(name: str) -> str:
-    """Returns advice for a keyword that a method does not have, but a request or an engine has; "" for others."""
+    """Returns advice for a keyword that a method does not have, but a request or an engine has; "" for other names."""
     if name in _ADAPTER:
         return "an adapter: give adapters='name' of one that LLM(..., adapters={'name': path}) or load_adapter loaded"
     if name in PARAMETERS:
@@ -359,7 +359,7 @@ class InputProcessor:
         return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
 
     def _without_oldest(self, prompt: Prompt, messages: list[Any], params: SamplingParams, to_ids: _ToIds) -> Prompt:
-        """Returns the prompt of a conversation without its oldest turns, as many as overflow="truncate" has to drop.
+        """Returns the prompt of a conversation without the oldest turns that overflow="truncate" has to drop.
         validate() cuts tokens off a prompt that is still too long."""
         n_tokens, longest = len(prompt.token_ids), longest_cut(params, self.n_ctx)
         cuts_turns = params.overflow == "truncate" and params.truncate_prompt_tokens is None
@@ -455,7 +455,7 @@ def _is_no_prompt(value: object) -> bool:
 
 
 def all_are(given: list[Any], are: Callable[[Any], bool]) -> bool:
-    """Returns True if `are` holds for every item except empty cells of a table, and at least one item is not empty."""
+    """Returns True if `are` is true for all items except empty table cells, and at least one item is not empty."""
     return first_of(given) is not None and all(are(item) for item in given if not _is_missing(item))
 
 

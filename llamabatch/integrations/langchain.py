@@ -258,10 +258,10 @@ class ChatLlamaBatch(BaseChatModel):
         **kwargs: Any,
     ) -> list[Any]:
         """Returns the answers to all inputs, from one call of the engine. If the config sets max_concurrency, each call
-        of the engine has so many inputs. Callbacks run after the engine's call.
+        of the engine has at most that many inputs. Callbacks run after the engine's call.
 
         Args:
-            return_exceptions: True: an exception takes the place of a failed answer; False: the first one is raised.
+            return_exceptions: True: return exceptions in place of failed answers; False: raise the first exception.
         """
         if not inputs:
             return []

@@ -1,6 +1,6 @@
 """The language model evaluation harness, in process: LlamaBatchLM is an LM of lm_eval over one LLM.
 
-lm_eval gives all tasks' requests of a kind in one call, which becomes one call of the LLM.
+lm_eval passes the requests of one kind, from all tasks, in one call. This call becomes one call of the LLM.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands in for an empty context: BOS, or EOS if the model has no BOS."""
+        """The token in place of an empty context: BOS, or EOS if the model has no BOS."""
         bos = self._llm.vocab.bos_token_id
         return self.eot_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
-        """The name that stands for the tokenizer and its chat template in lm_eval's cache of requests."""
+        """The name of the tokenizer and its chat template in lm_eval's cache of requests."""
         return self._llm._client.model.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -71,7 +71,7 @@ def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int
     Raises:
         SetupError: no node makes the plan within 300 s. Also raises the errors of a plan.
     """
-    # The task runs on a node with CPUs if possible, because no engine will run on another (a head node, for example).
+    # The task runs on a node with CPUs if possible, because engines run only on such nodes (not on some head nodes).
     ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     where = NodeAffinitySchedulingStrategy(ids[0], soft=True) if ids and not gpus else "DEFAULT"
     task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
@@ -114,8 +114,8 @@ class Size:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], n_actors_given: int | None) -> Size:
-        """Makes the model's plan, and returns the size. Without a given number of actors, each GPU gets one, or each
-        node if there are no GPUs.
+        """Makes the model's plan, and returns the size. Without a given number of actors, each GPU gets an actor, or
+        each node if there are no GPUs.
 
         Raises:
             MemoryPlanError: an actor needs more memory than Ray counts on any node.
@@ -178,7 +178,7 @@ class ShardSize:
 
 
 def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mapping[str, int]) -> None:
-    """Raises MemoryPlanError if no node has enough memory for an actor or a shard. `what`: its name in the message."""
+    """Raises MemoryPlanError if no node has enough memory for an actor or a shard. `what`: the word in the message."""
     most = max(node.memory for node in nodes)
     if memory > most:
         raise MemoryPlanError(
@@ -197,10 +197,10 @@ def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
 
 
 def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:
-    """Returns the fewest and the most actors that an option allows, or None if the cluster decides. Raises ConfigError.
+    """Returns the fewest and the most actors that an option allows; both None: the cluster decides. Raises ConfigError.
 
     Args:
-        name, of: the option and the word for actors in error messages.
+        name, of: the option's name, and the word for actors, in error messages.
     """
     if given is None:
         return None, None

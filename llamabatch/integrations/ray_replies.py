@@ -40,7 +40,7 @@ def _metrics(replies: Sequence[Reply]) -> Reply:
 
 def _labelled(sample: str, replica: str) -> str:
     """Returns a sample line with the label `replica`. In a line, "{" follows the name if there are labels, else a
-    blank."""
+    space."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f'{name}{{replica="{replica}",{rest}'

@@ -1,7 +1,8 @@
 """Chooses the replica of Ray Serve for a request, and the number of replicas.
 
 A request goes to a replica that has the beginning of its prompt and a free slot, else to the least loaded replica. The
-number of replicas follows from running and waiting requests. PrefixRouter and SlotScaling only call plain functions.
+number of replicas follows from running and waiting requests. PrefixRouter and SlotScaling connect Ray Serve to plain
+functions.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sendi
         stats: the replica's last record_routing_stats, about a second old; empty before the first.
         n_calls: number of calls on the replica now; None: unknown, so only the continuations in `stats` count.
         n_slots: number of slots to assume if `stats` has none.
-        n_sending: number of calls that the router has just sent to the replica and that n_calls lacks.
+        n_sending: number of calls that the router has just sent to the replica, not yet counted in n_calls.
     """
     reported, calls = stats.get("in_flight", 0), stats.get("calls", 0)
     n = reported if n_calls is None else n_calls + max(0, reported - calls)

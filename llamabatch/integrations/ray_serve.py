@@ -207,7 +207,7 @@ def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
     made, others = split({**own, **settings}, ())
     assert not others
-    return replace(made, api_key_file=None)  # `made.api_keys` has the file's keys, and other nodes may lack the file
+    return replace(made, api_key_file=None)  # `made.api_keys` has the file's keys, and other nodes may not have it
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Script:
         answers, embeddings, scores, relevance, classes: as for FakeLLM.
 
     Raises:
-        AssertionError: each method raises it if the test gave no answer for the request, or one of a wrong type.
+        AssertionError: raised by each method if the test gave no answer for the request, or an answer of a wrong type.
     """
 
     def __init__(

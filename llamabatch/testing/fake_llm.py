@@ -1,4 +1,4 @@
-"""FakeLLM and FakeAsyncLLM: the verbs of LLM and AsyncLLM over a FakeClient."""
+"""FakeLLM and FakeAsyncLLM: the methods of LLM and AsyncLLM over a FakeClient."""
 
 from __future__ import annotations
 

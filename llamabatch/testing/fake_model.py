@@ -47,8 +47,8 @@ _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
 
 
 def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
-    """Returns the messages of a prompt that the chat template has made, or None for any other prompt. An answer that
-    the prompt begins is the last message."""
+    """Returns the messages of a prompt that the chat template has made, or None for any other prompt. If the
+    prompt ends within an answer, the begun answer is the last message."""
     found = [(role, content) for role, content, end in _MESSAGES.findall(prompt) if content or end]
     return tuple({"role": role, "content": content} for role, content in found) or None
 

@@ -166,8 +166,8 @@ class Defaults(NamedTuple):
     """The options that concern requests, not the engine.
 
     Attributes:
-        from_file: True if requests without sampling parameters use those of the file.
-        sampling: parameters that replace those of the file.
+        from_file: True if requests without sampling parameters use the file's parameters.
+        sampling: parameters that replace the file's parameters.
         post_sampling: True if logprobs are of the distribution that tokens are drawn from.
         in_reasoning: True if a form binds from the first token on; False if it binds after the thinking.
         normalize, dimensions, use_activation: the defaults of these PoolingParams fields.

@@ -141,7 +141,7 @@ class LLMEngine(Closing):
         request has one output, when it ends.
 
         Raises:
-            EngineError: a request failed; the others continue. Outputs of the same step are returned first.
+            EngineError: a request failed; other requests continue. Outputs of the same step are returned first.
             EngineClosedError (EngineError): this process is a fork of the engine's process.
         """
         if self._errors:
@@ -171,7 +171,7 @@ class LLMEngine(Closing):
         return outputs
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
-        """Ends requests without an output. Unknown ids are ignored."""
+        """Ends requests, which then get no more outputs. Unknown ids are ignored."""
         wanted = {request_ids} if isinstance(request_ids, str) else set(request_ids)
         found = [key for key, each in self._running.items() if each.output.request_id in wanted]
         for key in found:
