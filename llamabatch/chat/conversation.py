@@ -175,9 +175,9 @@ def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
 def _mark_end(messages: list[Message]) -> str:
     """Adds a mark to the content of the last message, which must be an assistant's; returns the mark.
 
-    As in transformers (utils/chat_template_utils.py), the prompt is cut before the mark, whatever the template writes
-    behind the content. The mark ends with a tab. A template that trims contents removes this tab. Such a template
-    would also have removed the white space before the mark, so _cut_at removes that white space.
+    As in transformers (utils/chat_template_utils.py), the prompt is cut before the mark, so text that the template
+    writes behind the content is dropped. The mark ends with a tab. A template that trims contents removes this tab.
+    Such a template would also have removed the white space before the mark, so _cut_at removes that white space.
     """
     last = messages[-1]
     content = last.get("content")

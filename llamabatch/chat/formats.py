@@ -94,5 +94,5 @@ def _closing(template: str, end: str) -> str:
 def reasoning_of(
     template: str | None, reasoning_tags: tuple[str, str] | None, reasoning_format: str
 ) -> ReasoningTags | None:
-    """Returns the marks of the thinking for the options of an engine; None: answers are not searched for thinking."""
+    """Returns the marks of the thinking for these options of an engine; None: answers are not searched for thinking."""
     return None if reasoning_format == "none" else ChatFormat.of(template, reasoning_tags).reasoning

@@ -3,7 +3,7 @@
 Templates differ in the form of the calls that they read. Arguments are values or JSON text, and the content beside a
 call is None or "". Some templates silently drop calls. So a small trial conversation is rendered once in each form, and
 the forms with the fewest faults are used. A rendering without faults contains every word of the conversation once, in
-order, and no None or null that nobody sent.
+order, and no None or null.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
     """Returns a trial conversation, and its words in order. No template contains these words.
 
     Args:
-        several: one message has two calls.
+        several: True: one message has two calls; False: each message with calls has one.
     """
     numbers = itertools.count()
     words: list[str] = []
@@ -194,7 +194,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
     """Returns the forms that a template writes with the fewest faults, at most one for each value of Form.calls.
 
     Args:
-        several: one message has two calls.
+        several: as for _trial().
     """
     from llamabatch.chat.template_prices import TemplateLimit  # imports jinja2, which only chats need
 
@@ -207,7 +207,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # a template without "tool" writes this role only by chance: the model was not trained on it
+                continue  # a template without "tool" writes this role by chance, and its model does not know the role
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],

@@ -49,10 +49,10 @@ class ChatOptions:
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
             continue_final_message.
         continue_final_message: the prompt ends with the last message, an assistant's. The answer continues it.
-        tool_choice: "auto": the model decides whether to call a tool; "none": its text is not searched for calls;
-            "required": it must call a tool; {"type": "function", "function": {"name": …}}: it must call this tool;
-            {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: it may, or must,
-            call one of these tools. None: "auto".
+        tool_choice: "auto": the model decides whether to call a tool; "none": the answer is not searched for calls;
+            "required": a tool must be called; {"type": "function", "function": {"name": …}}: this tool must be called;
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: one of
+            these tools may, or must, be called. None: "auto".
         parallel_tool_calls: an answer may have more than one call.
         reasoning_format: "none": thinking stays in the text; None: the engine's setting.
 
@@ -187,7 +187,7 @@ def _chosen(choice: object) -> str | None:
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:
-    """Returns the source of a chat template that a caller gives; None stays None.
+    """Returns the jinja2 source of a chat template that a caller gives; None for None.
 
     Args:
         given: jinja2 (a text with "{{", "{%" or "{#"), the path of a file with jinja2, or one of llama.cpp's names in

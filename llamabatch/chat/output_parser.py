@@ -147,7 +147,7 @@ class _Parts:
 
 
 class _Splitter(Protocol):
-    """The interface of a splitter, which separates thinking from the rest and hands both to a _Parts."""
+    """The interface of a splitter, which separates thinking from other text and adds both to a _Parts."""
 
     def feed(self, text: str) -> None: ...
 
@@ -368,7 +368,7 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """Returns True if the text begins with a mark or a recipient, or is the beginning of one: it may be a header."""
+    """Returns True if the text may begin a header: it begins with a mark or recipient, or is the start of one."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 

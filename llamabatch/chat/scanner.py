@@ -24,7 +24,7 @@ class Scanner:
     Attributes:
         ended: no more text comes.
         at: position of the next character in `buffer`.
-        buffer: text that is still needed: from the mark on, or else from the next character on.
+        buffer: text that is still needed: from the mark on, or without a mark from the next character on.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Scanner:
             self.at = end
 
     def _held(self, markers: tuple[str, ...]) -> int:
-        """Returns the position from which the text may still become a marker."""
+        """Returns the first position from which the text may still become a marker, or the end of the text."""
         longest = max(map(len, markers))
         for start in range(max(self.at, len(self.buffer) - longest + 1), len(self.buffer)):
             tail = self.buffer[start:]

@@ -52,7 +52,8 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """Returns the schema of the argument `name`; True (any value) if only patterns, or nothing, may describe it."""
+        """Returns the schema of the argument `name`. A name outside of `named` may have any value (True) if there are
+        patterns or no `other`."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -232,7 +233,7 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns a form with a schema for every required name. Unless other names are mentioned, the form decides."""
+    """Returns a form with a schema for every required name, and with a schema for all remaining names."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -302,7 +303,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules that count the optional arguments: one rule for each argument and each count before this argument."""
+        """Adds rules to count optional arguments: one for each argument and each number of optional ones before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

@@ -215,6 +215,6 @@ def growth(name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
         return price_of_percent(str(value), kwargs or tuple(values[1:]))
     elif name == "sum":
         start = [each for each in parameters if isinstance(each, (list, tuple))]
-        if start:  # each item is added to a copy of all before it
+        if start:  # each item is added to a copy of the items before it
             return weight(value, MAX_VALUE) * (len(value) if isinstance(value, abc.Sized) else 1)
     return 0

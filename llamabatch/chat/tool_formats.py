@@ -66,7 +66,7 @@ class ToolFormat:
     Attributes:
         name: name of the family.
         signs: texts that identify the family: its chat templates contain all of them.
-        reader: the reader of its calls.
+        reader: the reader of the family's calls.
         notation: the notation that the grammar allows; the reader also accepts variants.
         marks: texts of the notation that may be special tokens of a vocabulary.
         ends_thinking: marks of calls that also end an unclosed thinking part.

@@ -44,7 +44,8 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
     """Returns the grammar of one call, or of several, in the notation of the family.
 
     Args:
-        tools: the tools that may be called. A tool that the grammar cannot express is left out if others remain.
+        tools: the tools that may be called. A tool that the grammar cannot express is left out if other tools
+            remain.
         spell: returns a mark of the family in Lark's notation.
         parallel: allow more than one call.
 

@@ -128,7 +128,7 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>, at the beginning also without the tag or as a list."""
+    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>, at the beginning also without it or as a list."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -429,7 +429,7 @@ def _escaped(text: str) -> str:
 def to_json(text: str, types: frozenset[str] | None) -> str:
     """Returns a value between tags as JSON.
 
-    A text that is no JSON becomes a string. So does a value whose type is not in `types`, if "string" is.
+    A text that is no JSON becomes a string. So does a value whose type is not in `types`, if "string" is in `types`.
 
     Args:
         types: type names of JSON schema; None: any type.

@@ -40,7 +40,7 @@ class _ProcessClient:
 
     Args:
         instances: returns the children of a resolved config.
-        reach: returns the object that receives requests: the only supervisor, or a router over all.
+        reach: returns the object that receives requests: the only supervisor, or a router over all supervisors.
         program: the module that each child runs. It reads and writes the messages of wire.py.
         policy: the rules for replacing a dead child.
     """

@@ -77,11 +77,11 @@ class ThreadClient(LocalClient):
             self._commands.put_end()
             raise
         finally:
-            del started  # its error's traceback refers to this frame
+            del started  # the traceback of its error refers to this frame
         self.plan = engine.plan
         self.model = engine.model
         self._thread_id = thread.ident
-        self._engine = engine  # only for stats() and state(); its thread calls all other methods
+        self._engine = engine  # only for stats() and state(); the engine's thread calls all other methods
         self._lifetime = Lifetime(self, _EngineThread(self._commands, thread, engine.model.halt))
 
     @property
@@ -134,7 +134,7 @@ class ThreadClient(LocalClient):
 
 @dataclass(frozen=True)
 class _EngineThread:
-    """The thread of an engine: an Endable. The thread ends at the end of its commands."""
+    """The thread of an engine: an Endable. CommandQueue.put_end() ends the thread."""
 
     commands: CommandQueue
     thread: threading.Thread

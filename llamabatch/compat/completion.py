@@ -293,7 +293,7 @@ class Completion:
     def _tokens(
         self, pieces: Iterator[SequenceOutput], *, with_end: bool = False
     ) -> Iterator[tuple[int, TokenLogprobs | None, str | None]]:
-        """Yields each token of a stream as (id, logprobs, None), and last (0, None, finish reason).
+        """Yields each token of a stream as (id, logprobs, None), and at the end (0, None, finish reason).
 
         Args:
             with_end: yield the end-of-generation token, too.

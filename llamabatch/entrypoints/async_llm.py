@@ -542,7 +542,7 @@ class AsyncLLM:
         return await self._on_thread(run)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
-        # No variable refers to the future: the traceback of its error refers to this frame, which would be a cycle.
+        # No variable refers to the future: its error's traceback refers to this frame, so there would be a cycle.
         return await asyncio.wrap_future(self._submitted(do))
 
     def _submitted(self, do: Callable[[], T]) -> Future[T]:

@@ -24,8 +24,8 @@ Prepare = Callable[[InputProcessor], Submission]
 
 
 class Load:
-    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM. So Python can collect an AsyncLLM
-    that nobody uses any more, and its finalizer cancels the load.
+    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM. So Python can collect an unused
+    AsyncLLM, and the finalizer of the AsyncLLM cancels the load.
 
     Attributes:
         connect: returns the client; subclasses of AsyncLLM replace it.

@@ -250,7 +250,7 @@ class InputProcessor:
         )
 
     def tokenize(self, text: Any, add_special: bool, parse_special: bool) -> Any:
-        """Turns a text into token ids, or a list of texts into a list for each, as LLM.tokenize."""
+        """Turns a text into token ids, or a list of texts into one list of ids for each text, as LLM.tokenize."""
         if isinstance(text, (list, tuple)):
             return [self._tokenize(one, add_special, parse_special) for one in text]
         return self._tokenize(text, add_special, parse_special)

@@ -193,7 +193,8 @@ class LLM(Closing):
                 the model calls one of the tools. {"type": "function", "function": {"name": …}}: the model calls this
                 tool. A grammar made of the parameters' schemas enforces the last two.
             parallel_tool_calls: False: at most one call.
-            chat_template: a template in place of the model's: a jinja2 text, the path of a file, or llama.cpp's name.
+            chat_template: a template in place of the model's: a jinja2 text, the path of a file, or one of llama.cpp's
+                names.
             add_generation_prompt: end the prompt with the header of the answer; None: True, unless
                 continue_final_message is True.
             continue_final_message: the answer continues the last message.

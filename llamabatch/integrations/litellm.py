@@ -54,7 +54,7 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
 class LlamaBatchLiteLLM(CustomLLM):
     """A provider of LiteLLM over GGUF models. The first call for a model starts its engine.
 
-    Requests of threads and coroutines share the engine's batches. Errors are of LiteLLM's classes.
+    Requests of threads and coroutines share the engine's batches. The errors of a request are LiteLLM's.
 
     Args:
         engines, **options: as for register().
@@ -140,7 +140,7 @@ class LlamaBatchLiteLLM(CustomLLM):
 
 
 def _price(model: str) -> None:
-    """Registers a model that has no price as free, because LiteLLM's completion_cost raises for an unknown model."""
+    """Registers a model without a price as free, because LiteLLM's completion_cost raises for an unknown model."""
     name = f"{PROVIDER}/{model}"
     free = dict.fromkeys(_PRICES, 0.0)
     if name not in litellm.model_cost:

@@ -100,7 +100,7 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def llm(self) -> LLM:
-        """The engine."""
+        """The LLM that runs the requests."""
         return self._llm
 
     @property

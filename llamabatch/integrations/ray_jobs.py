@@ -60,7 +60,7 @@ _LOOK_S = 0.5
 _BOARD_S = 5.0
 _END_S = 20.0  # seconds to wait for the tasks of a stopped job to end
 _ROOM_S = 60.0  # seconds without a running shard after which a message says that the job waits for free nodes
-_TRIES = 5  # the most attempts of a shard in a row that bring no new row
+_TRIES = 5  # attempts of a shard in a row without a new row; then the job ends
 _LONGEST_PAUSE_S = 30.0
 
 

@@ -163,7 +163,7 @@ class Load:
 
 
 def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
-    """Returns all replicas, the best first: those with the longest known beginning and a free slot, then by load.
+    """Returns all replicas, the best first: replicas with the longest known beginning and a free slot, then by load.
 
     Args:
         holders: for each beginning, the longest first, the replicas that have it.

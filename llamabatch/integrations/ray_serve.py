@@ -422,8 +422,8 @@ class Engines:
     ) -> None:
         self._app = make_app(engine_config(model, options), server)
         self._serving: Serving = self._app.state.serving
-        # Only one replica at a time can lock the folder of batches. When this replica ends, another must take over. So
-        # a replica starts without the folder, and record_routing_stats tries again and again to lock it.
+        # Only one replica at a time can lock the folder of batches. When this one ends, another must take over. So
+        # a replica starts without the folder, and record_routing_stats tries again and again to lock the folder.
         self._batches: BatchService = self._app.state.batches
         self._serving.parts.remove(self._batches)
         try:

@@ -209,7 +209,7 @@ class LLM(Closing):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or a list of them. The text contains thinking and tool calls unparsed.
+        """Answers one conversation or a list of them. Thinking and tool calls stay in the text.
 
         Args:
             messages: a list of {"role": …, "content": …}, or a list of such lists.
@@ -504,7 +504,7 @@ class LLM(Closing):
         return self.llm.reset_prefix_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Frees the model until the next use or wake_up(). All calls must have ended, whatever the mode.
+        """Frees the model until the next use or wake_up(). All calls must have ended, with any `mode`.
 
         Levels 1 and 2 do the same: the weights are freed, and are later loaded from the file. Level 0 does nothing.
         """
@@ -513,7 +513,7 @@ class LLM(Closing):
             self.llm.sleep()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Loads the model again after sleep(), whatever the tags."""
+        """Loads the model again after sleep(). `tags` changes nothing."""
         self.llm.wake()
 
     def close(self) -> None:
