@@ -169,7 +169,7 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """Returns the schema of an argument, joined from all places that mention the argument; True if there is no such place.
+    """Returns the schema of an argument, joined from all places that mention the argument; True: there is no place.
 
     Args:
         root: the schema of all arguments.
