@@ -341,7 +341,7 @@ class Engine(Closing):
             raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)
         try:
-            saved = self._runner.state(slot) if slot is not None else None
+            saved = self._runner.state(slot, len(token_ids)) if slot is not None else None
             if saved is None:
                 return False
             prefix = PrefixFile(tuple(token_ids), *saved)

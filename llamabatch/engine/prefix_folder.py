@@ -43,7 +43,8 @@ _MIN_GROWTH = 8  # a chat is written again only if it has grown by an eighth of 
 _LEFT_FREE = 2**30  # bytes of the file system that stay free for other programs
 _CLOSE_S = 10.0  # seconds that `close` waits for the thread: a folder in a network may hang
 _LOCK_S = 60.0  # seconds to wait for the lock: longer than writing a file takes
-_HEADER_BYTES = 4096  # the most bytes of a file, apart from its tokens and state
+_HEADER_BYTES = 4096  # the most bytes of a file, apart from its tokens, state and pictures
+_RUN_BYTES = 64  # the most bytes of a picture in the header
 _SUFFIX = ".prefix"
 _HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # subfolders and files with other names are never touched
 
@@ -217,7 +218,7 @@ class PrefixFolder:
         path = self._home / f"{name}{_SUFFIX}"
         facts = {**self._facts, "n_prompt": prefix.n_prompt, "salt": salt}
         with self._alone():
-            n_bytes = len(state) + 4 * len(ids) + _HEADER_BYTES
+            n_bytes = len(state) + 4 * len(ids) + _HEADER_BYTES + _RUN_BYTES * len(file.media_runs)
             if not self._make_room(n_bytes):
                 return
             prefix_file.write(path, file, facts, mode=0o600)

@@ -253,7 +253,7 @@ def check(
     worst = max(token_ids)
     if worst >= model.n_vocab:
         raise InputError(f"token id {worst} is outside the vocabulary; allowed are 0 to {model.n_vocab - 1}")
-    walk = _Walk(state, position_ranges(media_runs, len(token_ids)), Layout.of(model), model.n_vocab)
+    walk = _Walk(state, len(token_ids), media_runs, Layout.of(model), model.n_vocab)
     try:
         walk.run(int(lib.llama_model_n_layer(model.handle)), lib, config)
     except (struct.error, ValueError) as error:  # InputError is a ValueError
@@ -265,14 +265,16 @@ class _Walk:
     """Reads a state piece by piece. Raises InputError, or struct.error or ValueError if the state ends too early.
 
     Args:
-        positions: the least and the highest position of each token; see position_ranges.
+        media_runs: as for `check`.
     """
 
-    def __init__(self, state: bytes, positions: npt.NDArray[np.int64], layout: Layout, n_vocab: int) -> None:
+    def __init__(
+        self, state: bytes, n_tokens: int, media_runs: Sequence[MediaRun], layout: Layout, n_vocab: int
+    ) -> None:
         self._state = state
         self._at = 4  # after the magic number
-        self._positions = positions
-        self._n_tokens = positions.shape[1]
+        self._n_tokens = n_tokens
+        self._media_runs = media_runs
         self._layout = layout
         self._n_vocab = n_vocab
 
@@ -314,7 +316,7 @@ class _Walk:
     def _check_recurrent(self, n_layer: int) -> None:
         """Checks one cell with rows of R and S for each layer (llama-memory-recurrent.cpp, state_write)."""
         n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
-        last = int(self._positions[0, -1])
+        last = int(position_ranges(self._media_runs, self._n_tokens)[0, -1])
         if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != last:
             raise InputError(
                 f"its recurrent state is that of position {position} and {layers} layers; it must be that of position "
@@ -335,10 +337,10 @@ class _Walk:
         cells = np.frombuffer(self._piece(n_cells * cell.itemsize), cell)
         if (cells["n_seq_id"] != 1).any():
             raise InputError("a cell belongs to several sequences, or to none")
-        least, most = np.sort(self._positions[:, first:], axis=1)
+        least, most = np.sort(position_ranges(self._media_runs, first + n_cells)[:, first:], axis=1)
         found = np.sort(cells["position"])
         if ((found < least) | (found > most)).any():
-            raise InputError(f"its cells do not have the positions of its last {n_cells} tokens")
+            raise InputError(f"its {n_cells} cells do not have the positions of its tokens")
         if ext and not ((cells["token"] >= -1) & (cells["token"] < self._n_vocab)).all():
             raise InputError("a cell has a token outside the vocabulary")
 

@@ -251,10 +251,10 @@ class ModelRunner:
         error = "llama.cpp refuses the saved prefix that this prompt begins with; unload it"
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
-    def state(self, slot: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
-        """Returns the state of a slot for saving, and its pictures that take fewer positions than cells; None while
-        copies wait for the next decode. Raises InputError if the form of the state is not known."""
-        return None if self._moves.unflushed else (self._context.state(slot), self._positions.runs(slot))
+    def state(self, slot: int, count: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
+        """Returns the state of a slot with `count` tokens for saving, and its pictures that take fewer positions than
+        cells; None while copies wait for the next decode. Raises InputError if the form of the state is not known."""
+        return None if self._moves.unflushed else (self._context.state(slot), self._positions.runs(slot, count))
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
         """Computes a call. After an error, the spans are tried one by one, so that only the faulty span fails."""
@@ -525,7 +525,7 @@ class NoRunner:
     def close(self) -> None:
         pass
 
-    def state(self, slot: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
+    def state(self, slot: int, count: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
         """Returns None, because there are no slots."""
         return None
 

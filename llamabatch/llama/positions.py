@@ -52,11 +52,11 @@ class SlotPositions:
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Notes that slot `target` gets the first `count` cells of slot `source`."""
-        self.put(target, self.runs(source), count)
+        self.put(target, self._runs.get(source, ()), count)
 
-    def runs(self, slot: int) -> tuple[MediaRun, ...]:
-        """Returns the pictures of a slot, for `put`."""
-        return self._runs.get(slot, ())
+    def runs(self, slot: int, count: int) -> tuple[MediaRun, ...]:
+        """Returns the pictures of a slot that end within its first `count` cells, for `put`."""
+        return tuple(run for run in self._runs.get(slot, ()) if run.end <= count)
 
     def put(self, slot: int, runs: tuple[MediaRun, ...], count: int) -> None:
         """Notes that a slot contains the pictures of `runs` that end within its first `count` cells."""

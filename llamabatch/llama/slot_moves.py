@@ -84,7 +84,7 @@ class SlotMoves:
                 return
             with contextlib.suppress(MemoryError):  # requests also work without a checkpoint
                 save.prefix.state = self.context.raw_state(save.slot)
-                save.prefix.media_runs = self.positions.runs(save.slot)
+                save.prefix.media_runs = self.positions.runs(save.slot, count)
                 save.prefix.save_s = time.perf_counter() - began
 
     def _copy(self, copy: PrefixCopy) -> None:

@@ -339,7 +339,7 @@ def test_prefixes_with_pictures_outlive_the_process(files, tmp_path, name):
         assert bool(saved.media_runs) == name.startswith("qwen")  # their pictures have fewer positions than cells
         prefix_file.write(tmp_path / "bad", replace(saved, media_runs=()), facts)
         if saved.media_runs:
-            with pytest.raises(InputError, match="do not have the positions of its last"):
+            with pytest.raises(InputError, match="cells do not have the positions of its tokens"):
                 llm.load_prefix(tmp_path / "bad")
     with LLM(files[model], **options) as llm, pytest.raises(InputError, match="model with mmproj"):
         llm.load_prefix(tmp_path / "shown")

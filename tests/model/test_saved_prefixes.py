@@ -141,7 +141,7 @@ def hostile(state, n_tokens):
     yield put(4, "<I", 2**32 - 1), "4294967295 cells"
     yield put(4, "<I", n_tokens + 1), "refused"
     for position in (-1, -(2**31), 2**31 - 1, n_tokens, 1):
-        yield put(cells, "<i", position), "the positions of its last"
+        yield put(cells, "<i", position), "the positions of its tokens"
     for n_seq_id in (0, 2, 2**32 - 1):
         yield put(cells + 4, "<I", n_seq_id), "several sequences"
     yield put(head, "<I", 7), "transposed: 7"

@@ -46,15 +46,16 @@ def test_cuts_and_copies_take_pictures_along():
     positions.add(0, FIRST)
     positions.add(0, SECOND)
     positions.copy(0, 1, 30)
-    assert positions.runs(1) == (FIRST,)
+    assert positions.runs(1, 99) == (FIRST,)
     positions.cut(0, 22)
-    assert positions.runs(0) == (FIRST,)
+    assert positions.runs(0, 99) == (FIRST,)
     positions.cut(0, 10)
-    assert positions.runs(0) == ()
+    assert positions.runs(0, 99) == ()
     positions.put(3, (FIRST, SECOND), 36)
     positions.keep(frozenset({3}))
-    assert positions.runs(3) == (FIRST, SECOND)
-    assert positions.runs(1) == ()
+    assert positions.runs(3, 99) == (FIRST, SECOND)
+    assert positions.runs(3, 35) == (FIRST,)
+    assert positions.runs(1, 99) == ()
 
 
 def test_the_positions_that_cells_may_have():
