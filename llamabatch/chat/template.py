@@ -285,7 +285,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return piece
 
     def spread(self, value: Any) -> Any:
-        """Pays for `*value` or `**value` of a call, which copies the value; returns the value."""
+        """Pays for the copy that `*value` or `**value` makes. Returns the value."""
         if isinstance(value, _Items):
             return list(value)
         self.spend(LETTER * len(value) if isinstance(value, str) else 2 * shallow(value))

@@ -170,7 +170,7 @@ def _add_call(
     if isinstance(notation, JsonNotation):
         formats += tuple(f"grammar {show(f'{name}.{each}')}" for each in _in_lark(schema))
     if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
-        # A call and the form may begin alike. The grammar waits for their first difference only if both are %json.
+        # A call and the answer may begin alike. The grammar keeps both open only if both are %json.
         call = _json(_whole_call(notation, name, _closed(schema)))
     elif isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))

@@ -20,7 +20,7 @@ class EngineState:
         waiting: the next continuations to be admitted, at most MAX_WAITING, in the order of the queue.
         n_waiting: number of waiting continuations, texts to embed, and requests on their way to the engine.
         n_embeddings: number of waiting texts to embed.
-        n_ctx: the most tokens in one slot.
+        n_ctx: the size of a slot in tokens.
         steps: steps since the start.
     """
 

@@ -179,8 +179,7 @@ def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """A request router of Ray Serve, for calls whose only argument has the attributes `prefix` and `needs_batches`.
 
-    The load of a replica follows from the number of its calls that Serve knows, and from its record_routing_stats
-    (see load_of).
+    The load of a replica comes from Serve's count of its calls and from its record_routing_stats (see load_of).
     """
 
     def initialize_state(self, n_slots: int = 1) -> None:  # type: ignore[override]

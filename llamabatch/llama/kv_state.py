@@ -35,7 +35,7 @@ _TWO_WORDS = struct.Struct("<II")
 # Number of cells, position of the cell, number of its sequences, 1 if S is transposed, number of layers.
 _RECURRENT = struct.Struct("<IiIII")
 _CELL_BYTES, _EXT_BYTES = 12, 12
-# Each quantised type has the bytes of a block, and the number of float16 values at the block's beginning.
+# For each quantised type: the size of a block in bytes, and the number of float16 values at its beginning.
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
 
 

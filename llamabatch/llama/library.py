@@ -292,7 +292,7 @@ def takes_ragged(context: int) -> bool:
 
 def takes_prompts(context: int) -> bool:
     """Returns True if a context has special kernels for tokens that a batch marks as prompt tokens. Our build has them
-    on AMX. Returns False for builds without the function. Such a build would read the mark as an output mark."""
+    on AMX. Builds without llama_takes_prompts would read the mark as an output mark."""
     return _asked("llama_takes_prompts", context)
 
 

@@ -72,7 +72,7 @@ class Memory:
         reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may free them.
         data: all memory that is not mapped from a file, plus `reserved`.
         reserved: additional address space that is never written.
-        loading: the part of the file that is in memory during the load only, beside `shared`; not in `total`.
+        loading: the part of the file that is in memory only during the load, in addition to `shared`; not in `total`.
         file: the size of the mapped file. Its address space stays reserved when pages are freed.
         locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """

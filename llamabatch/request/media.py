@@ -15,7 +15,7 @@ SOUND: Kind = "sound"
 
 @dataclass(frozen=True)
 class Media:
-    """One picture or sound. A file is decoded only where its pixels are needed: the file is a tenth of their size.
+    """One picture or sound. A file is kept as it is, because its decoded data is about ten times as large.
 
     Attributes:
         data: depends on `form`. "raw": rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as

@@ -1,4 +1,4 @@
-"""A program that tries grammars out. A grammar that crashes or never ends then ends only this process.
+"""A program that tries grammars out. A crash or an endless grammar then ends only this process.
 
 llguidance limits most costs of a grammar, but not all: a chain of some thousand `$ref`s overflows the stack, and
 `multipleOf: 1234577` takes many seconds. The program starts as a file, without the rest of llamabatch, in 0.1 s.

@@ -27,7 +27,7 @@ _FIRST_USES = (1, 8)
 # The chance that more than the beginning of a prefix is used again, assumed before any use is counted. The larger
 # counts make this chance change more slowly: the next turns of many chats come only after the first turns of all chats.
 _FIRST_CONTINUED = (4, 32)
-_REMEMBERED = 256  # after this many cached prefixes, both counts of a chance are halved
+_REMEMBERED = 256  # at this many prefixes, a chance's two counts are halved
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
 from llamabatch.scheduler.step_costs import StepTimes
 
-# Drafts must promise at least this many times as many tokens a second as a plain step, because estimates are noisy.
+# Drafts must promise this multiple of a plain step's tokens a second, because estimates are noisy.
 LEAST_GAIN = 1.05
 # After this many plain steps, drafts are tried again in one step, because texts change.
 STEPS_TO_RETRY = 128
@@ -170,7 +170,7 @@ class SpecDecoder:
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
-            # more rows never count as faster: samples of a rare shape may come from a quieter time
+            # never less than a plain step: few samples may all come from a quiet time
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)

@@ -316,7 +316,7 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """Removes and returns the id of the first open call of `name`, or of any name if None; "call_0": there is none."""
+    """Removes the first open call of `name` (None: of any name). Returns its id, or "call_0" if there is none."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

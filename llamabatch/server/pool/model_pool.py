@@ -21,7 +21,7 @@ from llamabatch.server.serving.serving import Serving, unavailable
 logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
-_TICK_S = 0.001  # seconds of the shortest timer: a timer that fires early must not be set for the same moment again
+_TICK_S = 0.001  # the least seconds of a timer; a timer that fires early would otherwise be set again at once
 _WORK_S = 1.0  # seconds between two checks of a model that batches keep loaded
 _FIRST_LOAD_S = 2.0  # seconds that a first load is assumed to take
 

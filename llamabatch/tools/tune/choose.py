@@ -108,7 +108,7 @@ class Latency:
 
     Attributes:
         limit_ms: limit of the p95 of the time between two tokens, in milliseconds.
-        rows: number of slots: the smallest within 3 % of the most tokens/s that the limit allows.
+        rows: the smallest number of slots with 97 % of the most tokens/s that the limit allows.
         gaps: the p95 for each measured number of rows, rising.
         prompt_ms: time of one prompt token, in milliseconds.
     """
