@@ -28,14 +28,12 @@ from llamabatch.llama.projector import Projector
 from llamabatch.media.pictures import read_picture
 from llamabatch.planning.machine import Machine
 from llamabatch.request.media import Media
-from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
+from llamabatch.tools.synth.projectors import PROJECTORS, ProjectorShape, write_projector
 
 SHAPES = {
     "CLIP ViT-B/16, 224 pixels": SHAPE,
     "a tile of SmolVLM-256M, 512 pixels": replace(SHAPE, kind="gemma3", image_size=512, n_merge=4),
-    "Gemma 3, 896 pixels": ProjectorShape(
-        "gemma3", n_layer=27, n_embd=1152, n_ff=4304, n_head=16, image_size=896, patch_size=14, n_merge=4
-    ),
+    "Gemma 3, 896 pixels": PROJECTORS["gemma-3"],
 }
 TYPES = ("F16", "BF16", "Q8_0")
 

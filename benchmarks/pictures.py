@@ -30,9 +30,9 @@ from benchmarks import places
 from benchmarks.facts import command_line, facts
 from benchmarks.model_pool import running
 from llamabatch.planning.machine import Machine
-from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
+from llamabatch.tools.synth.projectors import PROJECTORS, write_projector
 
-SHAPE = ProjectorShape("mlp", n_layer=12, n_embd=768, n_ff=3072, n_head=12, image_size=224, patch_size=16)
+SHAPE = PROJECTORS["clip-b16"]
 N_EMBD, SLOTS, N_CTX, GENERATED = 896, 16, 512, 16
 CONCURRENCY = (1, 4, 16)
 TALKERS, TALK = 8, 128

@@ -9,6 +9,7 @@ import click
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.param_types import File, Text
 from llamabatch.tools import synth as library
+from llamabatch.tools.synth.projectors import PROJECTORS, write_projector
 from llamabatch.utils import interrupts
 from llamabatch.utils.paths import shown
 
@@ -23,8 +24,13 @@ from llamabatch.utils.paths import shown
     show_default=True,
     help="Type of the weights.",
 )
+@click.option(
+    "--mmproj",
+    type=click.Choice(sorted(PROJECTORS), case_sensitive=False),
+    help="Also write mmproj-OUT beside OUT: an encoder of pictures or sounds.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same file.")
-def synth(shape: str, out: Path, quant: str, seed: int) -> None:
+def synth(shape: str, out: Path, quant: str, mmproj: str | None, seed: int) -> None:
     """Write random weights in the shape of a real model to OUT, for measuring speed without a download.
 
     The text of such a model means nothing. An existing file OUT is replaced.
@@ -35,13 +41,14 @@ def synth(shape: str, out: Path, quant: str, seed: int) -> None:
 
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    found = library.find_shape(shape)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("writing", total=None)
         size = library.write_model(
-            library.find_shape(shape),
-            out,
-            quant,
-            seed,
-            lambda done, total: bar.update(task, completed=done, total=total),
+            found, out, quant, seed, lambda done, total: bar.update(task, completed=done, total=total)
         )
     click.echo(f"{shown(out)}: {size / 1e6:,.0f} MB", err=True)
+    if mmproj is not None:
+        beside = out.with_name(f"mmproj-{out.name}")
+        size = write_projector(beside, PROJECTORS[mmproj], found.n_embd, seed)
+        click.echo(f"{shown(beside)}: {size / 1e6:,.0f} MB", err=True)

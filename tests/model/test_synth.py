@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,6 +17,7 @@ from llamabatch.errors import InputError
 from llamabatch.llama import library
 from llamabatch.tools.synth import QUANTS, SHAPES, find_shape, tensors_of, write_model
 from llamabatch.tools.synth.architectures import weights_of
+from llamabatch.tools.synth.projectors import PROJECTORS, ProjectorShape
 from tests.model.near_ties import N_LOGPROBS, NEAR, gap_of
 from tests.model.small_shapes import HYBRIDS, WINDOWS
 
@@ -182,6 +184,21 @@ def test_the_command_lists_what_it_knows(arguments, known):
     result = CliRunner().invoke(cli, ["synth", *arguments])
     assert result.exit_code == 2
     assert known in result.output.lower()
+
+
+def test_an_encoder_beside_the_model(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPES, "qwen2.5-0.5b", SMALL_QWEN)
+    monkeypatch.setitem(PROJECTORS, "clip-b16", ProjectorShape("mlp"))
+    path = tmp_path / "a model.gguf"
+    done = CliRunner().invoke(cli, ["synth", "qwen2.5-0.5b", str(path), "--mmproj", "clip-b16"])
+    assert done.exit_code == 0, done.output
+    assert "mmproj-a model.gguf" in done.output
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    message = {"role": "user", "content": [{"type": "text", "text": "What?"}, {"type": "image", "image": pixels}]}
+    with LLM(path, mmproj="auto", n_ctx=256, profile=False) as llm:
+        [output] = llm.chat([message], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert sum(token_id < 0 for token_id in output.prompt_token_ids) == 64  # cells of the picture
+    assert len(output.outputs[0].token_ids) == 4
 
 
 def test_the_half_billion_shape_fits_in_little_memory(tmp_path):

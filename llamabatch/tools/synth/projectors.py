@@ -62,6 +62,17 @@ class ProjectorShape:
         return (self.image_size // self.patch_size) ** 2
 
 
+PROJECTORS = {
+    "clip-b16": ProjectorShape("mlp", 12, 768, 3072, 12, 224, 16),
+    "clip-l14-336": ProjectorShape("mlp", 23, 1024, 4096, 16, 336, 14),  # LLaVA 1.5 leaves out the last layer
+    "gemma-3": ProjectorShape("gemma3", 27, 1152, 4304, 16, 896, 14, 4),
+    "pixtral": ProjectorShape("pixtral", 24, 1024, 4096, 16, 1024, 16, 1),
+    "qwen2-vl": ProjectorShape("qwen2vl_merger", 32, 1280, 5120, 16, 560, 14, 2),
+    "ultravox": ProjectorShape("ultravox", 24, 1024, 4096, 16, n_merge=8),
+}
+"""The shapes of real encoders, by name."""
+
+
 def write_projector(
     path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0, weights: str = "F16", *, widened: bool = False
 ) -> int:
