@@ -251,12 +251,14 @@ class PrefixFolder:
             yield
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Deletes the least recently used files of the folder to make room. Returns False if the new file exceeds the
-        limit, or the file system is nearly full."""
+        """Deletes the least recently used files of the folder to make room for a new file. Returns False, and deletes
+        nothing, if all files together would not make enough room."""
         for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
             part.unlink(missing_ok=True)  # this process has the lock, so a killed process left the file
         found = self._all()
-        if n_bytes > self._most_bytes or shutil.disk_usage(self._folder).free - n_bytes < _LEFT_FREE:
+        lacks = _LEFT_FREE + n_bytes - shutil.disk_usage(self._folder).free
+        surplus = max(lacks, self.n_bytes + n_bytes - self._most_bytes)  # bytes to delete
+        if surplus > self.n_bytes:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
@@ -269,8 +271,9 @@ class PrefixFolder:
         with self._changed:
             known = {path: prefix for prefix, path in self._files.items()}
             for _, n, path in sorted(found):
-                if self.n_bytes + n_bytes <= self._most_bytes:
+                if surplus <= 0:
                     break
+                surplus -= n
                 self.n_bytes -= n
                 if path in known:
                     self._delete(known[path])

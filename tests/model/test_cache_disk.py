@@ -283,6 +283,19 @@ def test_a_full_disk_is_told_once_and_nothing_else_suffers(tmp_path, monkeypatch
     assert not files(tmp_path)
 
 
+def test_old_files_make_room_on_a_full_disk(tmp_path, monkeypatch, caplog):
+    with opened(tmp_path) as llm:
+        texts(llm, 0)
+        until(lambda: files(tmp_path))
+        [old] = files(tmp_path)
+        usage = type("Usage", (), {"free": prefix_folder._LEFT_FREE + 100_000})
+        monkeypatch.setattr(prefix_folder.shutil, "disk_usage", lambda folder: usage)
+        texts(llm, 1)
+        until(lambda: files(tmp_path) not in ([], [old]))
+        assert len(files(tmp_path)) == 1
+    assert not caplog.text
+
+
 def test_a_disk_that_cannot_be_written_any_more_is_told_once(tmp_path, monkeypatch, caplog):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
