@@ -9,7 +9,7 @@ from llamabatch.server.http.errors import ApiError, retry_after
 from llamabatch.server.http.security import App, Message, Receive, Scope, Send, own_path
 from llamabatch.utils.format import file_size
 
-_CLOSE = {"Connection": "close"}  # otherwise the unread rest of the body would be parsed as a request
+_CLOSE = {"Connection": "close"}  # headers of a refusal; otherwise the rest of the body would be parsed as a request
 
 
 class BodyLimits:

@@ -1,5 +1,5 @@
 """ApiError, and the status, type and code of each error of the library. An error has OpenAI's shape unless the
-dialect of its endpoint has another one."""
+dialect of its endpoint has another shape."""
 
 from __future__ import annotations
 

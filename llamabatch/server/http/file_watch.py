@@ -28,7 +28,7 @@ async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, loo
     while True:
         await asyncio.sleep(look_s)
         last, now = now, await asyncio.to_thread(_marks, paths)
-        if now == before or now != last or None in now:  # a missing file is just being replaced
+        if now == before or now != last or None in now:  # a missing file may be in the middle of a replacement
             continue
         before = now
         try:

@@ -1,6 +1,6 @@
 """Ids of responses and of requests in the log. They need not be secret, because they only tell responses apart.
 
-They do not use `os.urandom`, because other threads run first after that call and would delay each short response.
+They do not use `os.urandom`: it releases the interpreter lock, and other threads would delay each short response.
 """
 
 from __future__ import annotations

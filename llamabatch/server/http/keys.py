@@ -43,7 +43,8 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # (time, count) entries of the last WINDOW_S seconds; requests: empty without rpm; tokens: empty without tpm
+        # (time, count) entries of the last WINDOW_S seconds. Without rpm, _requests gets no entries.
+        # Without tpm, _tokens gets no entries.
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -91,7 +92,7 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns the seconds until the use of the last WINDOW_S is below `limit` (0: no wait), and the given `what`."""
+    """Returns the seconds until the count of the last WINDOW_S is below `limit` (0: no wait), and `what` as given."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -129,7 +130,7 @@ class KeyRing:
         taken = {use.key.name for digest, use in self._uses.items() if digest in given}
         for digest, key in given.items():
             use = self._uses.get(digest)
-            if _NO_NAME.fullmatch(key.name):  # its name is its position, and another key may have this name
+            if _NO_NAME.fullmatch(key.name):  # named by its position; another key may have the same name
                 if use is not None and _NO_NAME.fullmatch(use.key.name):
                     key = key._replace(name=use.key.name)
                 elif key.name in taken:
@@ -142,7 +143,7 @@ class KeyRing:
         self._uses = found
 
     def find(self, given: Iterable[bytes]) -> KeyUse | None:
-        """Returns the KeyUse of the first valid key; None: no key is valid."""
+        """Returns the KeyUse of the first valid key in `given`; None: no key is valid."""
         uses = self._uses
         return next((use for each in given if (use := uses.get(self._digest(each))) is not None), None)
 

@@ -115,7 +115,7 @@ class EndsWithItsClient:
         try:
             await asyncio.shield(handler)
         except asyncio.CancelledError:
-            handler.cancel()  # the end of the server cancels this task, but not the shielded handler
+            handler.cancel()  # a shutdown cancels this task, but not the shielded handler
             with contextlib.suppress(asyncio.CancelledError):
                 await handler
             if not client.has_left:

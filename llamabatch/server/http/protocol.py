@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _LEAST_RATE = 16 * 2**10  # bytes a second; a body that arrives at this rate may take longer than body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
 _LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds to the second check of a half-closed client, then between checks
-_PER_HEADER = 4  # bytes: ": " and the end of the line
+_PER_HEADER = 4  # bytes of a header beside its name and value: ": " and the end of the line
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # The response may be complete already, for example if the request has no key.
+        # The response may be complete before the body, for example the refusal of a request without a key.
         self._enter(_IDLE if self.cycle is None or self.cycle.response_complete else _BUSY)
 
     def on_response_complete(self) -> None:
@@ -228,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Sends an error and closes the connection. Sends no error if a response has begun."""
         cycle = self.cycle
-        # A cycle without a response belongs to a late body: the application waits for the body and has sent nothing.
+        # If the response has not begun, the client can get this error as its response.
         if cycle is None or cycle.response_complete or (not cycle.response_started and not self.pipeline):
             body = json.dumps(error.to_openai()).encode()
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"

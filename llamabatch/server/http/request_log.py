@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("llamabatch.server.access")
 
 _HEADER = b"x-request-id"
-_HEADERS = (_HEADER, b"request-id")  # of the response; Anthropic's client reads the second one
+_HEADERS = (_HEADER, b"request-id")  # response headers with the id; Anthropic's client reads the second one
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # request ids that callers may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
-_LONGEST_PATH = 200  # characters
+_LONGEST_PATH = 200  # characters of a path in the log
 _NOT_READY = ("model_loading", "model_restarting", "model_draining", "model_not_loaded")
 _WAITS = (429, 503, 504)  # statuses caused by load, not by a fault
 
@@ -55,7 +55,7 @@ class RequestLog:
         errors: list[ApiError] = []
         scope[SCOPE_ERRORS] = errors
         scope[SCOPE_KEY] = []
-        status = 0  # until the response begins
+        status = 0  # 0 until the response begins
         began_s = time.perf_counter()
 
         async def watched(message: Message) -> None:

@@ -91,7 +91,8 @@ class Cors:
 
     An origin is allowed if it is the same as Host, is among `cors_origins`, or is on this machine and `localhost` is
     among `cors_origins`. Other origins are refused if the server has no keys or the connection is to a loopback
-    address. A request without Origin comes from no foreign page: browsers send Origin with all but plain navigation.
+    address. A request without Origin passes: from a foreign page it can only be a GET or HEAD, and the page cannot
+    read the response.
     """
 
     def __init__(self, app: App, options: ServerOptions) -> None:

@@ -28,6 +28,6 @@ async def chat_completions(request: HttpRequest) -> Any:
     )
 
 
-PATHS = ("/v1/chat/completions", "/chat/completions")  # the second is llama-server's
+PATHS = ("/v1/chat/completions", "/chat/completions")  # the second path is llama-server's
 
 routes = [Route(path, chat_completions, methods=["POST"]) for path in PATHS]

@@ -186,7 +186,7 @@ class ChatChunks(EventWriter):
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
             if usage.reasoning_tokens and self._counts([output]):
-                usage.reasoning_tokens = self._count([finished])  # a piece may contain thinking and text
+                usage.reasoning_tokens = self._count([finished])  # exact: a piece may contain thinking and text
             self._usage = usage
 
     def _end_choice(self, index: int, reason: str | None, events: list[str]) -> None:

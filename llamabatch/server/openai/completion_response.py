@@ -95,8 +95,8 @@ class LogprobsRecord:
 
         Args:
             top: the requested number of likeliest tokens; 0: only the chosen tokens have logprobs.
-            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob, so its text is cut
-                from `text`.
+            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob and so no decoded
+                text. Its text is cut from `text`.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):
@@ -158,7 +158,7 @@ class CompletionChunks(EventWriter):
         self._outputs: list[RequestOutput] = []  # outputs of the finished requests
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
-        self._finished: dict[int, RequestOutput] = {}  # outputs by prompt, if pieces wait in _held
+        self._finished: dict[int, RequestOutput] = {}  # outputs by prompt; empty if no pieces wait in _held
         self._text_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:

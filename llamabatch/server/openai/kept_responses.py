@@ -47,7 +47,7 @@ class Kept:
 
     @property
     def inputs(self) -> list[InputItem]:
-        """The items of `items`, each with an id and a type. The text of a message becomes a content part."""
+        """The entries of `items`, each with an id and a type. The text of a message becomes a content part."""
         found = []
         for index, item in enumerate(self.items):
             usual = {"id": f"in_{self.document['id']}_{index}", "type": "message"}
@@ -81,7 +81,7 @@ class KeptResponses:
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
-        """Stores a finished response without its logprobs. Drops the least recently used if max_bytes is exceeded.
+        """Stores a finished response without its logprobs. Drops the least recently used responses above max_bytes.
 
         Args:
             owner: the name of the caller's API key; other keys do not find the response. None: there are no keys.

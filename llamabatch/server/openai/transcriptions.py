@@ -148,6 +148,6 @@ def _event(document: Json) -> bytes:
     return f"data: {dump(document)}\n\n".encode(errors="replace")
 
 
-PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")  # the second is llama-server's
+PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")  # the second path is llama-server's
 
 routes = [Route(path, transcriptions, methods=["POST"]) for path in PATHS]

@@ -1,4 +1,4 @@
-"""Adapters in bodies: a body gives their names or llama-server's ids, with their scales."""
+"""Adapters in bodies: a body gives names of adapters or llama-server's ids, each with a scale."""
 
 from __future__ import annotations
 

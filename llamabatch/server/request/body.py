@@ -29,20 +29,20 @@ OBJECT: Json = {"type": ["object", "null"]}
 
 IGNORED_HEADER = "X-Llamabatch-Ignored"
 TIMEOUT_HEADER = "X-Request-Timeout"
-MAX_REPEATED = 256  # characters of a text that an answer repeats and the model never reads
+MAX_REPEATED = 256  # limit of characters in a text that an answer repeats and the model never reads
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
-_MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
-_MAX_IGNORED = 1024  # ignored names kept for a body; the event loop writes them to the header and the log
+_MAX_HEADER = 1024  # limit of bytes in the value of IGNORED_HEADER
+_MAX_IGNORED = 1024  # limit of ignored names in a body; the event loop writes these names to the header and the log
 _MAX_IGNORED_NAME = 64  # characters kept of an ignored name; log_ignored keeps the names for ever
-_MAX_NAMES = 512  # names in the value of IGNORED_HEADER; each needs three bytes or more
+_MAX_NAMES = 512  # limit of names tried for IGNORED_HEADER; fewer fit, as each name needs three bytes or more
 _MAX_LOGGED = 1024  # names of ignored fields that a process logs; further names are not logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
 _PART = re.compile(r"[.:\[]")  # separates the name of a field from the rest of a path
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Fields whose values are converted to those of another field. ALIASES does not have these names.
+# The field to which the reader converts each name. These names are not in ALIASES.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -68,8 +68,8 @@ class Rules:
         variables: names that the server's chat template reads; None: unknown.
         thinks: the model marks its thinking in a known way.
         media: kinds of media that the model reads.
-        addresses: a body may give media by their address, within MediaSources.
-        slot_files: the server has files of slots.
+        addresses: a body may give addresses of media, as far as MediaSources allows.
+        slot_files: the server can save slots to files.
     """
 
     strict: bool = False
@@ -158,7 +158,7 @@ def log_ignored(names: Iterable[str]) -> None:
 
 
 class Body:
-    """The values of a body. A reader removes them one by one. The constructor checks fields with `only`.
+    """The values of a body. A reader removes them one by one. The constructor checks the fields that have `only`.
 
     Args:
         body: the JSON object. fields: the endpoint's table of known fields.

@@ -262,7 +262,7 @@ def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, 
     def named(place: str, chosen: Any) -> Any:
         function = chosen.get("function") if isinstance(chosen, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            return chosen  # refused later, with a message that lists the known forms
+            return chosen  # the choice is refused later, with a list of the known forms
         name = chosen_name(f"{place}.function", function["name"], tools, namespaced)
         return {**chosen, "function": {**function, "name": name}}
 
@@ -350,8 +350,8 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
 def _usual(rules: Rules) -> dict[str, Any]:
     """Returns default variables for templates that read them.
 
-    The dates have llama-server's formats and replace fixed dates in templates. `functions` is empty, because some
-    templates append `functions` to a text, and a message already describes the tools.
+    The dates have llama-server's formats and replace fixed dates in templates. `functions` is an empty text:
+    some templates append it to a text, and a message already describes the tools.
     """
     now = datetime.datetime.now()
     found: dict[str, Any] = {
@@ -375,8 +375,8 @@ def _new_form(functions: object, call: object) -> tuple[Any, Any]:
 
 
 def _conversation(messages: object, body: Body) -> Conversation:
-    """Returns the checked messages. Old function calls get the new form. Texts replace media of the history that the
-    model does not read. Raises PromptError, ApiError."""
+    """Returns the checked messages. Old function calls get the new form. Media of the history become texts if the
+    model cannot read them. Raises PromptError, ApiError."""
     if not isinstance(messages, list):
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
     if not messages:

@@ -33,11 +33,11 @@ from llamabatch.server.request.body import Body, Json, Rules
 from llamabatch.server.request.generation_fields import TIERS
 from llamabatch.utils.checks import boolean, integer, number, pairs, show
 
-PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": below the default, 0, and so served first
+PRIORITY_TIER = -1  # the priority of service_tier "priority"; the default is 0, and lower values are served first
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LONGEST_LIST = 4096  # characters; a longer text is not parsed as a list, but counts as one breaker (and is refused)
+_LONGEST_LIST = 4096  # characters of dry_sequence_breakers; a longer text is no list but one breaker, which is too long
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # the bias for llama-server's `false`, which bans a token
 
@@ -60,7 +60,7 @@ class Generation(ABC):
         timings_per_token, return_progress, verbose: as in llama-server.
         no_output: max_tokens is 0. One token is generated all the same, and the answer omits it.
         form: name of the field that asks for structured output, such as response_format; None: no field does.
-        id_slot: the number by which an action on slots finds this text; None: none.
+        id_slot: the slot number under which /slots finds the tokens of this request; None: not given.
         ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
         ignored: names of unknown fields, and of known fields and parts without effect here.
     """
@@ -115,7 +115,7 @@ class Generation(ABC):
         return "default" if self.service_tier == "auto" else self.service_tier
 
     def params_for(self, processor: InputProcessor) -> SamplingParams:
-        """Returns the parameters, with the biases of texts by token id in logit_bias. Raises InputError."""
+        """Returns the parameters. In logit_bias, biases of texts become biases of token ids. Raises InputError."""
         if not self.text_biases:
             return self.params
         biases = dict(self.params.biases)
@@ -230,12 +230,12 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
 
 
 def _each_once(values: Json) -> Json:
-    """Returns the values without repetitions under a second name: clients send max_tokens and max_completion_tokens."""
+    """Returns the values, each once. Clients send the same limit as max_tokens and as max_completion_tokens."""
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
         others = [kept for other, kept in seen.items() if ALIASES.get(other, other) == name]
-        # In Python, the values of logprobs true and top_logprobs 1 are equal.
+        # True == 1 in Python, but `logprobs: true` does not repeat `top_logprobs: 1`.
         if not any(kept == value and isinstance(kept, bool) == isinstance(value, bool) for kept in others):
             seen[given] = value
     return seen
@@ -310,7 +310,7 @@ def _take_breakers(body: Body) -> None:
 
 
 def _take_limits(body: Body) -> None:
-    """Ignores max_tokens if max_completion_tokens has another value, because OpenAI and vLLM use the newer name."""
+    """Ignores max_tokens if max_completion_tokens has another value, because OpenAI and vLLM then use the latter."""
     newer, older = body.take("max_completion_tokens"), body.take("max_tokens")
     if newer is not None and older is not None and older != newer:
         body.ignore("max_tokens", older, f"max_completion_tokens is {show(newer)}")
@@ -376,7 +376,7 @@ def _request_id(given: object) -> str | None:
 
 
 def _generates_nothing(body: Body) -> bool:
-    """Returns True if the limit of tokens is 0, and replaces the limit by 1: the scoring of a prompt needs one step."""
+    """Returns True if the limit of tokens is 0. Replaces 0 by 1, because scoring a prompt needs one step."""
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:
             limit = integer(SamplingError, name, value, -1, 2**31 - 1)

@@ -90,7 +90,7 @@ def _parameters() -> dict[str, Field]:
     return fields
 
 
-# `named` checks the values of the fields of AS_HERE.
+# AS_HERE has parameters of other libraries. `named` checks their values.
 GENERATION: Fields = {
     **optional.GENERATION,
     **_parameters(),
@@ -137,12 +137,12 @@ GENERATION: Fields = {
     "return_progress": Field(BOOLEAN, "stream events with the progress of the prompt"),
     "id_slot": Field(_whole(-1, 2**31 - 1), "the number by which /slots/N?action=save finds this text; -1: none"),
     "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
-    # Services keep these fields for their own use. They mean nothing to a model.
+    # Other services store these fields for their own use. A model has no use for these fields.
     **{
         name: Field(_ANY, "kept by other services; without effect here")
         for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     },
-    # Most of the following fields are accepted only with the value that is in effect anyway.
+    # Most of the following fields accept only the value that is in effect anyway.
     "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
     "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
     "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),

@@ -14,14 +14,14 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import Json
 from llamabatch.utils.checks import show
 
-SCOPE_BODY = "llamabatch.body"  # key of an ASGI scope; the value is the JSON object of a body that was read before
+SCOPE_BODY = "llamabatch.body"  # key of an ASGI scope; the value is the JSON object of a body that was already read
 MAX_DEPTH = 128  # levels of lists and objects; Python's recursion limit is near 1,000 for all code on the stack
 MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
 MAX_SIZE = 2**20  # values in a body; a list, an object and a value with a name each count as several
 
-_OF_A_LIST = 4  # the count of a list or an object in MAX_SIZE
-_OF_A_NAME = 8  # the count of a value with a name: the name becomes a string and is looked up
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
+_OF_A_LIST = 4  # a list or an object counts as this many of MAX_SIZE
+_OF_A_NAME = 8  # a value with a name counts as this many: the name becomes a string and is looked up
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate, which may be without its other half
 _HALF = re.compile("[\ud800-\udfff]")
 _CURL_TYPE = "application/x-www-form-urlencoded"
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
@@ -129,7 +129,7 @@ def _check_type(headers: Mapping[str, str]) -> None:
 
 
 def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
-    """True for the content type that `curl -d` sends by default, unless a web page has sent the request.
+    """True if the content type is the default of `curl -d` and no web page has sent the request.
 
     llama-server accepts this type. A page can send this type to any server without a preflight, but the headers show
     that a page has sent the request.

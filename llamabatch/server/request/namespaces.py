@@ -27,7 +27,7 @@ def offered(place: str, namespace: object, name: str) -> str:
 def functions_in(
     place: str, namespace: Mapping[str, Any], given: Body, kinds: Container[str], read: Read, namespaced: Namespaced
 ) -> Iterator[Json]:
-    """Yields the functions of a namespace as tools of a chat. The first one also gets the namespace's description.
+    """Yields the functions of a namespace as tools of a chat. The first function also gets the namespace's description.
 
     Args:
         kinds: types of the caller's own tools, without NAMESPACE, because OpenAI's API does not nest namespaces.

@@ -108,8 +108,8 @@ def ignore_betas(given: Body, headers: Iterable[str]) -> None:
 
 
 def without_service_line(given: Body, text: str) -> str:
-    """Returns the first text of a system prompt without a first line for a service. A header names the line. Raises
-    ApiError if the server is strict."""
+    """Returns the first text of a system prompt. Removes a first line that is meant for a service, and names it in a
+    header. Raises ApiError if the server is strict."""
     line = _FOR_A_SERVICE.match(text)
     if line is None:
         return text

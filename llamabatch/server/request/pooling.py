@@ -1,4 +1,4 @@
-"""The common part of bodies for embeddings, ranks and classes: the model processes these texts without generating."""
+"""The common part of bodies for embeddings, ranks and classes. The model generates no text for these bodies."""
 
 from __future__ import annotations
 

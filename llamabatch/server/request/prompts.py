@@ -76,8 +76,8 @@ def as_prompts(
         longest: the limit of tokens in a text; None: no limit.
 
     Raises:
-        ContextLengthError: a text has more than `longest` tokens. Each token is checked later, and to check a million
-            tokens would delay other requests.
+        ContextLengthError: a text has more than `longest` tokens. The length is checked before each
+            token is checked, because checking a million tokens would delay other requests.
     """
     bos, found = processor.bos_text, []
     for place, prompt in enumerate(prompts):

@@ -36,8 +36,8 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
         ApiError: the model is not available, the body is no JSON, or a field is refused.
     """
     serving.check_ready()
-    # request.body() would store the bytes while the answer streams. A list of parts would need twice the memory when
-    # its parts are joined.
+    # request.body() would keep the bytes in memory while the answer streams. Joining a list of parts would need twice
+    # the memory.
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -91,8 +91,8 @@ def _variables_of(template: str | None) -> frozenset[str] | None:
 
 
 def with_model(body: G, serving: Serving) -> G:
-    """Returns a Generation or PooledBody with its adapters. If the body names no adapters, the name of its model may be
-    that of an adapter. Otherwise the server's default adapters are used.
+    """Returns a Generation or PooledBody with its adapters. A body without adapters may name an adapter as its
+    model. Any other body without adapters gets the server's default adapters.
 
     Raises:
         ApiError: 404: no model and no adapter has the name in the body.

@@ -1,4 +1,5 @@
-"""Server-sent events: a response that streams the outputs of a RequestStream. Each list of outputs is one body part.
+"""Server-sent events: a response that streams the outputs of a RequestStream. Each list of
+outputs becomes one body part, or several parts if the list takes long to write.
 
 uvicorn's `send` waits while a slow reader's socket is full. Meanwhile, the RequestStream joins new outputs.
 Comments keep a silent connection open.
@@ -75,7 +76,7 @@ class EventStream:
         self._chunks = chunks
         self._ping_s = ping_s
         self._more = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        self._sent_s = 0.0  # time of the event loop at the last body part
+        self._sent_s = 0.0  # time of the event loop at the last body part or poke
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -134,7 +135,7 @@ class EventStream:
             stream.abort()
 
     def idle(self) -> bytes:
-        """Returns the bytes to send after a `poke`, when there are no outputs; not empty."""
+        """Returns the bytes, at least one, to send when a poked stream has no outputs."""
         return PING
 
     async def _start(self, send: Any) -> None:

@@ -41,7 +41,7 @@ async def respond(
     """Submits the requests of a body and returns its response.
 
     Args:
-        whole: makes the whole answer from the outputs and the number of tokens of their thinking.
+        whole: makes the whole answer from the outputs and the number of thinking tokens.
         chunks: makes the writer of a stream's events, after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
         outputs: collects the outputs of a whole answer from the stream; None: waits for the whole outputs.
@@ -57,7 +57,7 @@ async def respond(
     if serving.slot_files is not None and body.id_slot is not None and body.id_slot >= 0:
         noted = serving.slot_files.noted(body.id_slot)
         if body.params.cache_salt is not None or body.adapters or body.lora:
-            noted = None  # a slot file is for the plain model and for every caller
+            noted = None  # slot files are made without adapters, and all callers may use them
         ignored += ["id_slot"] if noted is None else []
 
     def prepared(processor: InputProcessor) -> Submission:

@@ -86,7 +86,7 @@ def dump_in_pieces(value: Any) -> Iterator[str]:
 
 
 def _is_flat(value: Any) -> bool:
-    """True unless the value is a list, or an object with a list or another object in it."""
+    """Returns False for a list, and for an object that contains a list or another object."""
     return not isinstance(value, (list, Rows)) and not (
         isinstance(value, dict) and any(isinstance(each, (dict, list, Rows)) for each in value.values())
     )
