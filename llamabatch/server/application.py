@@ -67,7 +67,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# Clients of these dialects need the dialect's shape also for errors of keys, sizes and unknown paths.
+# The shapes of errors by path. Errors of keys, sizes and unknown paths have these shapes, too.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (

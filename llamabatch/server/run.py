@@ -218,8 +218,8 @@ class DrainingServer(uvicorn.Server):
     def _load_certificate(self) -> None:
         """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
 
-        The present context is not loaded again, because it would keep the old certificate beside a new key of
-        another type. It would also keep a new certificate that does not belong to the new key.
+        The files are not loaded into the present context. If the new key has another type, that context would keep the
+        old certificate, too. If certificate and key do not belong together, it would keep the new certificate.
         """
         config = self.config
         assert config.ssl is not None
@@ -248,7 +248,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handles signals until all is closed, because a signal that arrives twice must not break the shutdown."""
+        """Handles signals until uvicorn and the engine are closed. A second signal must not break the shutdown."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -119,7 +119,7 @@ class MessageEvents:
 
     Args:
         n_prompt: the number of tokens in the prompt.
-        count: returns the number of tokens of the thinking in outputs.
+        count: returns the number of thinking tokens in outputs.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class MessageEvents:
         finished = self._finished
         assert finished is not None
         whole: CompletionOutput = finished.outputs[0]
-        if self._index < 0:  # a whole message without blocks has an empty text as well
+        if self._index < 0:  # an empty message gets an empty text, as in message_response
             self._switch("text", _EMPTY_TEXT, events)
         self._close(events)
         reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)

@@ -95,7 +95,7 @@ def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
     """Returns the status and the body of the answer to a failed row."""
     _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
     try:
-        made = json.loads(mark + rest)  # drops the text before `mark`, the name of the line
+        made = json.loads(mark + rest)  # without the name of the line, which comes first
         return int(made[_STATUS]), dict(made["body"])
     except (ValueError, KeyError, TypeError):  # an error of the engine or of the job
         is_refused = error["code"] == "invalid_request"

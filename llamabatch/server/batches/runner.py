@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
-MOST_RUNNING = 4  # batches at once; a batch near the end of its window starts in any case
+MOST_RUNNING = 4  # batches at once; a batch in the second half of its window starts above this limit, too
 MOST_WAITING = 256  # unfinished batches
 _LOOK_S = 0.25  # seconds between two checks of all batches, and between two updates of a batch's counts
 _IDLE_S = 5.0  # seconds between two checks while no batch is unfinished

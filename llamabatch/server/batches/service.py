@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ReaderOf = Callable[[Serving, str], ReadLine]
 
-_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that jobs do not have, or that are the same for all jobs
+_OF_THE_SERVER = ("model", "max_queue", "isolate")  # not passed to a job, which refuses them or sets them itself
 
 
 class BatchService:

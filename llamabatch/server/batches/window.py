@@ -33,9 +33,9 @@ def seconds_of(window: object) -> int:
 class Window:
     """Decides when a batch leaves the background, by the rate at which the batch's rows finish.
 
-    The rate is measured over the last ten minutes. While the batch is in the background, other requests may use the
-    whole engine, so outside the background the rate is at least as high. A batch without a rate leaves the background
-    in the middle of its window.
+    The rate is measured over the last ten minutes. In the background a batch gets only what other requests leave free.
+    Outside the background, its rate is at least as high. A batch without a rate leaves the background in the middle of
+    its window.
 
     Args:
         begins, ends: the limits of the window in seconds, by the same clock as the times for `observe` and `is_near`.

@@ -240,7 +240,7 @@ class LlamaCompletionChunks:
         self._n_prompt: dict[int, int] = {}  # tokens of each prompt
         self._n_output: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
-        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: computed tokens, cached tokens among them
+        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: tokens done, and how many of them were cached
         self._due: list[str] = []  # progress events that wait to be sent
         self._began_s = time.perf_counter()
 
@@ -327,7 +327,7 @@ class LlamaCompletionChunks:
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
-        """Writes one event for the new tokens; with probabilities, one for each token. The last event has the text."""
+        """Writes an event for the new tokens, or with probabilities an event for each token. The last event has the text."""
         index = output.prompt_index * self._n + output.index
         tokens = output.token_ids
         if not tokens:

@@ -37,7 +37,7 @@ class Live:
         self._looking: asyncio.Future[Any] | None = None
         self._sampler: MachineSampler | None = None
         self._client: weakref.ref[Any] | None = None
-        self._event: tuple[object, str, bytes] | None = None  # (look, state, event made of them)
+        self._event: tuple[object, str, bytes] | None = None  # (_seen, serving.state, their event)
 
     async def look(self) -> tuple[EngineStats, list[EngineState]]:
         """Returns figures and states that are at most EVERY_S old, or older if an engine does not answer within 5 s.
@@ -80,7 +80,7 @@ class Live:
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of the last WINDOW_S seconds. The span differs if calls of `look` are few or rare."""
+        """Returns the speeds of the last WINDOW_S seconds. Few calls of `look` shorten this time, and rare ones lengthen it."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]

@@ -29,7 +29,7 @@ SHOW: Fields = {
     "name": Field(TEXT, "the former name of the field"),
     "verbose": Field(BOOLEAN, "the vocabulary, too", (False,), "/tokenizer_info has it", optional=True),
 }
-NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
+NEVER = "9999-12-31T23:59:59Z"  # the expires_at of a model that stays loaded
 
 
 def _modified(serving: Serving) -> str:

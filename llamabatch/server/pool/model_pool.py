@@ -39,8 +39,8 @@ class PooledModel:
         error: the reason why the last load failed; None: it did not fail.
         is_leaving: True while `unload` waits for the end of the model's requests. The model accepts no new requests.
         n_users: requests that use the model. used_s: the event loop's time when the last use ended.
-        keep_s: the last client's wish: seconds without a request after which the model sleeps; math.inf: never; None:
-            no wish.
+        keep_s: seconds without a request after which the model sleeps, as the last client asked; math.inf: never; None:
+            as the options say.
         last_load_s: seconds that the last successful load took; None: no load has succeeded.
         n_loads: loads since the start. began_s: the event loop's time when the last load began.
     """
@@ -102,7 +102,7 @@ class ModelPool:
     A request for a loaded model runs at once. A request for another model waits until that model is loaded, together
     with other requests for it. Models are loaded one after another, in the order in which requests asked for them. If a
     model does not fit beside the loaded models, the models that are idle longest are unloaded first. If all models are
-    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both
+    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both models
     gather. Then the busy model accepts no new requests, and its running requests end.
 
     Args:
@@ -155,7 +155,7 @@ class ModelPool:
         """Starts to load the initial models. The future is done when each of them is loaded or has failed."""
         if self._started is None:
             self._started = Future()
-            self._started.set_running_or_notify_cancel()  # so that no caller can cancel it
+            self._started.set_running_or_notify_cancel()  # no caller can cancel the future now
             for model in self.models:
                 if not model.spec.on_startup:
                     continue
@@ -226,7 +226,7 @@ class ModelPool:
             holds: True: the model is not unloaded before the end of the block. False: it may be unloaded earlier, since
                 the request may last as long as a page is open.
             keep_s: the seconds without a request after which the model sleeps, counted from the end of the block;
-                math.inf: never; None: as the options say. A block that only reads changes nothing.
+                math.inf: never; None: as the options say. No effect with `looks`, or without `holds`.
 
         Raises:
             ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
@@ -335,7 +335,7 @@ class ModelPool:
             await entered
         except asyncio.CancelledError:
             if entered.done() and not entered.cancelled() and entered.exception() is None:
-                model.n_users -= 1  # the request was let in at the same moment
+                model.n_users -= 1  # _let_in has counted this request already
             if entered in wait.entered:
                 wait.entered.remove(entered)
             is_over = not (wait.entered or wait.is_asked) and model.state != "loading"
@@ -367,7 +367,7 @@ class ModelPool:
         for model, wait in list(self._waiting.items()):
             if model.state != "loaded":
                 if any(each.state in ("loading", "unloading") for each in self.models):
-                    self._closing = before  # the end of that load or unload calls _look again
+                    self._closing = before  # _look runs again when the load or unload ends
                 else:
                     self._make_room(model, wait, before)
                 return

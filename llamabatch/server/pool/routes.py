@@ -41,8 +41,8 @@ from llamabatch.utils.version import __version__
 # The application of the first model answers these paths, even if the model is not loaded.
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
 _PAGE = "/page/"
-_KEPT = "/v1/responses/"  # all models share the stored responses
-_NO_LOAD = frozenset(("/slots", "/load"))  # load no model: a model that is not loaded has no slots and no calls
+_KEPT = "/v1/responses/"  # the path of stored responses, which all models share
+_NO_LOAD = frozenset(("/slots", "/load"))  # paths that load no model: an unloaded model has no slots and no calls
 _FILES = ("/v1/files", "/v1/batches")
 _OLLAMA = "/api/"
 _ON_LOOP = 2**16  # bytes; a larger body is read on a thread

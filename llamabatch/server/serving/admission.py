@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.request.request import Request
 
-# OpenAI's clients obey a Retry-After of up to a minute, and fall back to their own short waits above it.
+# The longest Retry-After in seconds. OpenAI's clients ignore longer ones and use their own short waits.
 MAX_RETRY_S = 60
 WINDOW_S = 30.0  # seconds over which the rate is measured
 # No deadline is refused before this number of measured requests: the first ones are slower, as they warm up the engine.
@@ -53,8 +53,8 @@ class EndRate:
 
     @property
     def per_s(self) -> float | None:
-        """Ends per second; None: nothing measured. The rate sinks while nothing ends. Before the first end, it is the
-        rate that an end at this moment would give."""
+        """The continuations that end per second; None: nothing measured. The rate sinks while nothing ends. Before the
+        first end, it is the rate that an end at this moment would give."""
         if not self._ended:
             return 1.0 / self._open_s if self._open_s > 0.0 else None
         seconds = self._busy_s + self._open_s
@@ -252,7 +252,7 @@ class Admission:
         free_at = left_s[: self.n_slots]  # seconds until each slot is free
         free_at += [0.0] * (self.n_slots - len(free_at))
         heapq.heapify(free_at)
-        for seconds in left_s[self.n_slots :]:  # a request may run before all its continuations have slots
+        for seconds in left_s[self.n_slots :]:  # running requests may have more continuations than slots
             heapq.heapreplace(free_at, free_at[0] + seconds)
         for entered in sorted(ahead, key=lambda each: each.rank):
             service_s = self.speed.service_s(entered.request)

@@ -14,7 +14,7 @@ from llamabatch.llama.model import Model
 MAX_TEXT = 2**20
 # A text that is too long is still tokenized if it has at most COUNTED characters: its refusal then names its tokens.
 COUNTED = 2**18
-_MARKS = 2**14  # characters allowed for marks, which a call tokenizes beside its prompts
+_MARKS = 2**14  # characters for marks of thinking and tools, which a call tokenizes beside its prompts
 
 
 class BoundedModel:

@@ -38,8 +38,8 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Returns the error with advice: options that admit the prompt, with the memory of a slot; or the remark that no -c
-    admits the prompt. Returns the error unchanged if options of the server would not help."""
+    """Returns the error with advice: options that admit the prompt and the memory that a slot would take, or the remark
+    that no -c admits the prompt. Returns the error unchanged if its limit is not n_ctx."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx

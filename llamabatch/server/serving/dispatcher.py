@@ -20,12 +20,11 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.http.errors import log_error
 
 _LOOK_S = 1.0
-# Seconds of rest after _drain, for each stream that it served. Outputs that come during the rest, from fast steps or
-# from several engines, go out together: serving a stream costs the same for one token or many. Slower steps, first
-# tokens and ends are not delayed.
+# Seconds of rest after _drain, for each stream that it served. Outputs that come during the rest go out together,
+# because a stream costs the same for one token or many. The rest delays neither slower steps nor first tokens and ends.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
-_COMPACT_FROM = 64  # from this number on, outputs that wait for a slow reader are joined
+_COMPACT_FROM = 64  # outputs that may wait for a slow reader before they are joined
 
 
 class OutputDispatcher:
@@ -55,7 +54,7 @@ class OutputDispatcher:
 
     def watch(self) -> None:
         """Starts regular checks for outputs that came without a wake-up. Call it on the loop, after `add`."""
-        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # the last check has failed
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # no timer, or its check failed
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def remove(self, request_ids: Iterable[str]) -> None:
@@ -87,7 +86,7 @@ class OutputDispatcher:
             self._abort(left)
         except BaseException:
             self._is_due = False
-            if self._outputs and self._outputs[-1] is outputs:  # otherwise another thread wakes the loop
+            if self._outputs and self._outputs[-1] is outputs:  # otherwise _drain or _look passes them on
                 self._outputs.pop()
                 raise  # the engine then passes the outputs again, one by one
 
@@ -166,9 +165,9 @@ class RequestStream:
     Attributes:
         submission: the requests; None until they are made.
         n_outputs: outputs received so far.
-        n_logprobs: logprobs in the whole outputs received so far.
+        n_logprobs: logprobs in the RequestOutputs received so far.
         spend: called with numbers of tokens, for the limits of the API key; None: tokens are not counted.
-        noted: called with each whole output, on the loop; None: no call.
+        noted: called with each RequestOutput, on the loop; None: no call.
         on_end: called once, on the loop, when the reader has the last output or has left.
     """
 

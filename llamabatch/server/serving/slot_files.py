@@ -50,7 +50,7 @@ class SlotFiles:
 
     def _note(self, number: int, output: RequestOutput) -> None:
         if output.error is None:
-            # The last token of an answer is computed only if a later request continues the answer.
+            # The last token of an answer is left out, because it has no cell yet.
             self._texts[number] = (*output.prompt_token_ids, *output.outputs[0].token_ids[:-1])
 
     async def save(self, number: int, name: object) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class SlotFiles:
             if n_bytes is not None:
                 return len(saved), n_bytes
             if has_media(saved):
-                break  # the tokens do not say which pictures to compute again
+                break  # pictures cannot be computed again from tokens
             await (await serving.submit(prepared)).outputs()
         raise ApiError(503, CROWDED, headers=retry_after(1))
 
