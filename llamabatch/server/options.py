@@ -417,7 +417,8 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Reads texts from a list, or from a text with commas. Raises ConfigError, which hides the values if `longest` is None."""
+    """Reads texts from a list, or from a text with commas. Raises ConfigError. Its message shows the values
+    only if `longest` is given."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)

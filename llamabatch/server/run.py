@@ -248,7 +248,8 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handles signals until uvicorn and the engine are closed. A second signal must not break the shutdown."""
+        """Handles signals until uvicorn and the engine are closed. A signal that arrives twice must not break the
+        shutdown."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -327,7 +327,7 @@ class LlamaCompletionChunks:
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
-        """Writes an event for the new tokens, or with probabilities an event for each token. The last event has the text."""
+        """Writes one event for the new tokens; with probabilities, one event a token. The last event has the text."""
         index = output.prompt_index * self._n + output.index
         tokens = output.token_ids
         if not tokens:

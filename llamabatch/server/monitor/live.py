@@ -80,7 +80,7 @@ class Live:
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of the last WINDOW_S seconds. Few calls of `look` shorten this time, and rare ones lengthen it."""
+        """Returns the speeds of the last WINDOW_S seconds. The span differs if calls of `look` are few or rare."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
