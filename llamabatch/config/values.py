@@ -27,8 +27,8 @@ SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 NUMA = ("off", "distribute", "isolate", "numactl")
-# Tokens of a row that device_sampling returns. They serve a top_k of at most DEVICE_TOP - 1: the last token shows
-# whether two logits at the border are equal.
+# With device_sampling, the device returns this many tokens of a row. top_k must be smaller: the last token returned
+# shows whether a token that top_k drops is as likely as one that it keeps.
 DEVICE_TOP = 65
 RANGES = (
     ("n_slots", 1, MAX_SLOTS),

@@ -84,7 +84,7 @@ class Embeddings:
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
     def _encode(self, seconds: float) -> bool:
-        """Encodes pictures of the request that is next. Returns True once all of them are encoded."""
+        """Encodes pictures and sounds of the request in `encoding`. Returns True once all of them are encoded."""
         request = self._queue.encoding
         return request is not None and self._embedder.encodes(request, seconds)
 

@@ -195,7 +195,7 @@ class Engine(Closing):
         return grammar
 
     def _take_out(self, request_id: str, error: str) -> None:
-        """Removes all parts of a request that could not be added."""
+        """Removes a request, with all its parts, because adding it failed."""
         try:
             self._abort(request_id, error)
         except Exception:

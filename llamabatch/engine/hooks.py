@@ -10,7 +10,7 @@ from llamabatch.request.request import Request
 
 # A sink receives outputs: of each step if tokens are streamed, else only of finished requests.
 Sink = Callable[[list[SequenceOutput]], None]
-# A failover takes over requests of an engine that is gone: requests, sink, stream, reason. It never raises.
+# A failover takes over requests of an engine that is gone. Arguments: requests, sink, stream, reason. Never raises.
 Failover = Callable[[list[Request], Sink, bool, str], None]
 
 

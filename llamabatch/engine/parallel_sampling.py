@@ -33,7 +33,8 @@ class ParallelSampling:
         """Returns one request for each continuation; continuation k draws with seed + k."""
         params = request.params
         first = replace(params, n=1, best_of=None)
-        other = replace(first, prompt_logprobs=None)  # only the first continuation has them; others can copy its cells
+        # only the first continuation reads prompt logprobs, so that the other ones can copy its cells
+        other = replace(first, prompt_logprobs=None)
         parent = _ParentRequest(request, params.n_copies, streams=params.n_copies == params.n)
         self._parents[request.request_id] = parent
         copies = []

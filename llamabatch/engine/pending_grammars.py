@@ -67,7 +67,7 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
-            error = future.exception()  # not raised: the cache would keep its traceback, and so the engine
+            error = future.exception()  # not raised: its traceback, in the cached future, would keep the engine
             try:  # any exception is the error of this request alone
                 if error is None:
                     on_compiled(sequence, future.result())

@@ -75,7 +75,7 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
 
 
 def has_media(token_ids: Sequence[int]) -> bool:
-    """Returns True if cells of a picture or a sound are among the tokens. Their ids are below 0."""
+    """Returns True if cells of a picture or a sound are among the tokens. Such tokens have ids below 0."""
     return min(token_ids) < 0
 
 

@@ -46,7 +46,8 @@ _LOCK_S = 60.0  # seconds to wait for the lock: longer than writing a file takes
 _HEADER_BYTES = 4096  # the most bytes of a file, apart from its tokens, state and pictures
 _RUN_BYTES = 64  # the most bytes of a picture in the header
 _SUFFIX = ".prefix"
-_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # subfolders and files with other names are never touched
+# Patterns of the names of subfolders and files. Subfolders and files with other names are never touched.
+_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32
 
 
 class PrefixFolder:
@@ -224,7 +225,7 @@ class PrefixFolder:
             prefix_file.write(path, file, facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
-            found = (known for known, at in self._files.items() if at == path)  # a scan may know the file
+            found = (known for known, at in self._files.items() if at == path)  # a scan may have added it
             kept = next(found, None) or self._take_in(path, ids, facts)
             if self._is_unwanted:
                 self._delete(kept)

@@ -178,9 +178,9 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
-    """Raises MemoryPlanError if the address space is too small even for the library, before the library is loaded.
+    """Raises MemoryPlanError if RLIMIT_AS or RLIMIT_DATA is too small for this engine. Called before the library is loaded.
 
-    On a machine with GPUs, the sum counts memory of GPUs as main memory. CUDA does not work under such a limit anyway.
+    The check counts memory of GPUs as main memory, because CUDA does not work under such limits anyway.
     """
     machine = replace(Machine.here(), fast_attention=True, equal_rows=True, tiled=False)
     if machine.address_space is None and machine.data_bytes is None:

@@ -21,7 +21,7 @@ _GAUGES = (
 )
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest", "cache_disk_bytes")  # the sum of several engines has the largest of their values here
+_MOST = ("longest", "cache_disk_bytes")  # in a sum of several engines, these fields have the largest value
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class EngineStats:
 
     @property
     def slot_demand(self) -> float:
-        """Continuations that run or wait, divided by the number of slots; above 1 some wait. Without slots the number
-        of continuations."""
+        """Continuations that run or wait, divided by the number of slots; above 1 some wait. The number of
+        continuations if there are no slots."""
         return (self.running + self.waiting) / max(1, self.n_slots)
 
     @property

@@ -40,7 +40,8 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
     Args:
         start: the beginning of an error message.
         root: the schema that contains this one; None: `schema` is the root. Objects of a contained schema still allow
-            other properties, because only a walk of the root finds the objects that must also match other schemas.
+            properties that they do not name. Only a walk of the root finds the objects that must also match other
+            schemas, and these may name more properties.
 
     Raises:
         SamplingError: the schema has a keyword that no grammar can enforce.
@@ -121,8 +122,8 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema of a list without equal items: a choice of all possible lists or, if these are too many,
-        of one order of each. A schema of lists with at most one item does not change.
+        """Returns the schema of a list without equal items: a choice of all possible lists. If these are too many,
+        the choice has each set of items in one order only. A schema of lists with at most one item does not change.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:

@@ -93,7 +93,7 @@ class Rules:
 
 
 ANY = "/(?s:.*)/"
-GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # of each %json
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # for each %json
 MAX_CHARS = 2**18  # the most characters of a grammar
 _COMMENT = " // \x1f"  # no text of a message contains \x1f
 
@@ -131,7 +131,7 @@ def about_line(lark: str, number: int) -> str:
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
-TEXT = "TEXT"  # begins the terminal of an argument's texts; the trial checks it alone
+TEXT = "TEXT"  # names of terminals for an argument's texts begin with this; the trial checks each of them alone
 PARAMETERS = "the parameters"  # names a function's parameters in the comment of a rule
 CALL = "call"  # the rule of a call of any function; with a number, the rule of one function
 

@@ -114,7 +114,7 @@ class RequestOutput:
             before its prompt was computed.
         embedding: the model's float32 values: n_embd for a text (with pooling="none" for each token, one after
             another), or the outputs of the classification head. None unless the request embeds or classifies.
-        num_truncated: number of tokens that the prompt lost (overflow="truncate"); prompt_token_ids lacks them.
+        num_truncated: number of tokens that the prompt lost (overflow="truncate"); prompt_token_ids does not have them.
         num_cached_tokens: number of prompt tokens that were not computed, because the prefix cache, a loaded prefix or
             another request had their cells. Counted once, when the request's first continuation first began.
         error_type: name of the class in llamabatch.errors that a call for this prompt alone raises with `error`; None:

@@ -142,7 +142,7 @@ class Sequence:
 
     @property
     def most_shared(self) -> int:
-        """The number of leading tokens whose cells may be copied. The last token is computed: its row is the output."""
+        """The number of leading tokens whose cells may be copied. The last token must be computed, to get its row."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)

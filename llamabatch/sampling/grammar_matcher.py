@@ -50,8 +50,8 @@ class VocabularyFacts:
 class Compiled:
     """A grammar compiled for a vocabulary. Any number of sequences can use it.
 
-    The sequences share the states that the lexer has computed: most of the work. The number of these states is limited.
-    A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
+    The sequences share the states that the lexer has computed. Computing them is most of the work. Their number is
+    limited. A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
 
     Args:
         make: returns a new LLMatcher at its beginning.

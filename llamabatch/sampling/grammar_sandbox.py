@@ -80,7 +80,9 @@ def to_llguidance(kind: str, text: str) -> str:
 
 
 def _with_sound_schemas(lark: str) -> str:
-    """Checks the JSON schemas of a grammar. Returns it with schemas that allow all texts they name. Raises ValueError.
+    """Checks the JSON schemas of a grammar. Returns the grammar with schemas that allow all texts in them.
+
+    Raises ValueError.
 
     Skips a schema that is not JSON, because llguidance refuses it with its own message.
     """

@@ -12,7 +12,7 @@ from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
 _MOST = 4096  # number of likeliest tokens that are compared for common beginnings
 _LEAST = 0.2  # tokens below this probability are dropped
-_END_COUNTS = 3  # only ends stay if this * their share > the share of other tokens / number of tokens
+_END_COUNTS = 3  # only ends stay if this * number of tokens * share of ends > share of other tokens
 
 
 class Infill:

@@ -227,7 +227,7 @@ class ReasoningTracker:
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that a text has within another text. Parses special tokens in it."""
+    """Returns the tokens of a text as it is spelled within another text. Its special tokens are parsed."""
     tokens = model.tokenize(text, add_special=False, parse_special=True)
     if b"".join(map(model.all_bytes, tokens)) != text.encode():
         tokens = behind_break(text, model) or tokens

@@ -56,8 +56,8 @@ class TopRows:
         return part
 
     def is_ambiguous(self, states: Sequence[SamplerState]) -> bool:
-        """Returns True if the least likely of these tokens ties with one that top_k keeps: an equal token of a lower id
-        may be missing. Also True if the logits of a row are not numbers."""
+        """Returns True if top_k keeps a token that is as likely as the least likely token here. An equally likely token
+        of a lower id may then be missing. Also True if the logits of a row are not numbers."""
         wanted = [1 if state.params.greedy else state.params.top_k for state in states]
         n_better = (self.logits > self.logits.min(axis=1, keepdims=True)).sum(axis=1)
         return bool((n_better < wanted).any())

@@ -55,8 +55,8 @@ class AdapterScheduler:
         return name in self._names
 
     def neighbours(self, sequence: Sequence, running: Iterable[Sequence]) -> list[int] | None:
-        """Returns the slots of running sequences with the same adapter set; None if no adapters are in use, or no
-        sequence runs.
+        """Returns the slots of running sequences with the adapter set of `sequence`; None if no adapters are in use, or
+        no sequence runs.
 
         Rows of one set need only one pass over the weights if their slots are neighbours.
         """

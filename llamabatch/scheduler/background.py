@@ -17,7 +17,7 @@ MOST_LONGER = 1.1
 # One step in this many runs without background sequences, so that its duration can be measured. Until the duration is
 # known, every second step runs without them.
 STEPS_WITH = 8
-# The number of steps between two shared steps, where a background row costs a pass of its own. Background work then
+# Where a background row costs a pass of its own, this many steps lie between two shared steps. Background work then
 # lengthens fewer than 1 in 100 gaps between tokens. Until the cost is known, steps are shared more often, because
 # background rows may turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
-# The most neighbouring idle slots that get dummy rows. Without dummy rows the idle slots cut the call in two, which
+# At most this many idle slots side by side get dummy rows. Without dummy rows, idle slots cut the call in two, which
 # costs a pass over the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
@@ -28,8 +28,8 @@ MIN_STEPS_TO_MOVE = 16
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """Returns one call with a row for each sequence; no call without sequences. Dummy rows fill holes in the slot ids
-    where they are cheaper than a cut of the call.
+    """Returns one call with a row for each sequence; none without sequences. Dummy rows fill holes in the slot ids
+    where the rows are cheaper than a cut of the call.
 
     Args:
         occupied: slots that contain cells. A dummy row there would widen the attention of all rows.

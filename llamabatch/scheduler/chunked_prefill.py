@@ -16,8 +16,8 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # FIRST_CHUNK: tokens of the first chunk, while the cost of a token is not known. LEAST_CHUNK: the fewest tokens of any
 # chunk, because a pass over the weights costs the same for one token as for a few. Time that pays for fewer tokens is
-# saved up for a later step. On a GPU the smallest chunk costs half a pass. Saved time can pay for this chunk, because
-# up to the time of two passes may be saved.
+# saved up for a later step. On a GPU the smallest chunk has more tokens: as many as cost half a pass. MOST_SAVED is
+# large enough to save up the time for this chunk.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
 # The most time that may be saved up, as a multiple of a plain step's time. A gap between two tokens is then at most
@@ -63,7 +63,7 @@ class PrefillTimes:
             self._rows, self.n_since_plain = n_rows, 0
             return
         self.n_since_plain += 1
-        if self._plain:  # the cost is at least 5 % of the step: a chunk seems free if the plain steps were delayed
+        if self._plain:  # at least 5 % of the step, because a chunk would seem free after delayed plain steps
             cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
             self._token.append(cost / n_prompt_tokens)
 
@@ -109,7 +109,8 @@ class PrefillPacer:
         if token_was_awaited and n_rows:
             self.times.observe(seconds, n_rows, n_prompt_tokens)
             plain = self.times.plain_s or 0.0
-            if self._n_long and n_prompt_tokens:  # the debt is bounded: one delayed step must not stop prompts for long
+            # _saved_s has a lower limit, because one delayed step must not stop prompts for long
+            if self._n_long and n_prompt_tokens:
                 cost = max(0.0, seconds - plain) * min(1.0, self._n_long / n_prompt_tokens)
                 self._saved_s = max(self._saved_s - cost, -MOST_SAVED * plain)
 

@@ -24,8 +24,9 @@ COPY_IN_TOKENS = 16
 MOST_OPENING = 32
 # The chance that a prefix is used again, assumed before any use is counted: one in eight.
 _FIRST_USES = (1, 8)
-# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. The larger
-# counts make this chance change more slowly: the next turns of many chats come only after the first turns of all chats.
+# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. The counts are
+# larger than in _FIRST_USES, so that this chance changes more slowly: the first turns of many chats come before any of
+# their next turns.
 _FIRST_CONTINUED = (4, 32)
 _REMEMBERED = 256  # at this many prefixes, a chance's two counts are halved
 

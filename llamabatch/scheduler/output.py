@@ -245,7 +245,8 @@ class Limits:
         can_share: the cells of a slot can be copied to another slot.
         can_cut: a copy can be cut at any position. False: the contents of a slot can be used only as a whole
             (recurrent state, sliding windows).
-        has_window: some layers attend over a sliding window. A saved state has no cells of them outside the window.
+        has_window: some layers attend over a sliding window. A saved state has no cells of these layers outside
+            the window.
         state_bytes: bytes of main memory that saved states of slots may take.
         can_pad: dummy rows are harmless. With recurrent state they are not.
         can_shift: the positions of cells can change (overflow="shift").

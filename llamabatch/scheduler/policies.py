@@ -26,8 +26,8 @@ class Policy:
     Attributes:
         name: the policy's name among the options.
         summary: one line for help texts.
-        key: sorts the waiting sequences; the lowest is admitted first. The key starts with the group, so that later
-            groups cannot overtake a request forever.
+        key: sorts the waiting sequences; the lowest is admitted first. The key starts with Request.group, so that
+            later groups cannot overtake a request forever.
         admits: (number of running sequences, number of free slots) -> how many sequences may be admitted now.
         select: running sequences that could compute -> the sequences that compute in this step.
         one_slot: the policy uses one slot only.

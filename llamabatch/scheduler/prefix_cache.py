@@ -26,8 +26,8 @@ PASS_IN_TOKENS = 18
 _COPY_SHARE = 1 / 150
 _COPY_TOKENS = 10  # this many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
 _LEAST_GAIN = 8  # the fewest tokens that a copy must save
-# A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. This
-# rule does not apply below _LEAST_CHANCE. The chance falls to this value after some 200 texts of which none continued.
+# A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. The
+# chance of use must still be _LEAST_CHANCE. It falls to this value after some 200 texts of which none continued.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
@@ -279,7 +279,7 @@ class PrefixCache:
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
         if kept or (count < cached.count and self.kv_cache.is_copied(slot)):
-            return  # is_copied: another slot copies all of these cells, and the save would cut them before the copy
+            return  # is_copied: the save comes before the copy to the other slot, and would cut cells of this copy
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, gain)
 
     def _least_gain(self, count: int, chance: float, computed: int = 0) -> int:
@@ -297,8 +297,8 @@ class PrefixCache:
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
         """Chooses the token counts at which checkpoints of a sequence are made: the end of its prompt, or of the last
-        turn in the prompt, and the place where other sequences begin to differ. The tokens after the last turn are left
-        out, because a template may write other tokens there in the next request.
+        turn in the prompt, and the end of the longest part shared with another sequence or stored prefix. The tokens
+        after the last turn are left out, because a template may write other tokens there in the next request.
 
         Args:
             known: tokens that the sequence does not have to compute.
@@ -367,8 +367,8 @@ class PrefixCache:
                 prefix.is_dropped = True
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
-        """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. Cells stay
-        if they are expected to save more time than the second passes of all steps until the longest sequence ends.
+        """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. A gap
+        costs each step a second pass, until the longest sequence ends. Cells that are expected to save more time stay.
 
         Args:
             occupied: slots that contain cells. This method adds the slots whose cached cells stay.

@@ -186,7 +186,7 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Returns the length of the longest beginning shared with a stored prefix, even if it cannot be cut there."""
+        """Returns the length of the longest beginning shared with a stored prefix. The prefix need not be cuttable there."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 
@@ -214,7 +214,8 @@ class PrefixStore:
         return prefix
 
     def make_room(self, prefix: StoredPrefix, n_bytes: int) -> bool:
-        """Evicts checkpoints to make room for a new one. Returns False if the new ones alone exceed the limit.
+        """Evicts checkpoints to make room for a new one. Returns False if this step's checkpoints alone exceed the
+        limit.
 
         Args:
             prefix: a checkpoint that `checkpoint` has returned in this step.

@@ -20,7 +20,7 @@ from llamabatch.scheduler.step_costs import StepCosts
 # even if it has up to _TO_KEEP times as many dummy rows.
 PADDING = 0.05
 _TO_KEEP = 1.5
-_STEPS = (32, 16, 8, 4, 2, 1)  # a ladder's rungs are powers of two up to its step, then multiples of the step
+_STEPS = (32, 16, 8, 4, 2, 1)  # steps of ladders; the rungs are powers of two up to the step, then its multiples
 _CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple of this
 
 

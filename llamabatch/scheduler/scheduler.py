@@ -309,7 +309,7 @@ class Scheduler:
         restores."""
         self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
-        # the first copy comes before the first admission: the slot of a source that has just finished still has cells
+        # copies also come before admissions, which may overwrite the cells of a source that has just finished
         self.prefix_cache.copy_ready(self.running)
         self._admit_waiting()
         self.prefix_cache.copy_ready(self.running)
@@ -355,7 +355,7 @@ class Scheduler:
     def _prefill_calls(self, selection: Selection) -> list[Call]:
         """Returns calls with chunks of the selected prompts, and of background prompts if the step has a share for
         them."""
-        # a policy may select one sequence at a time: a step without decoding sequences delays no token
+        # a policy may select no sequence that decodes; the step then delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
             selection.prompts,
@@ -371,7 +371,7 @@ class Scheduler:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # the step is one pass: rows share it with prompts, and prompts that end in it have rows in the next pass
+            # the budget fits one pass: rows join this pass, and prompts that end in it have rows in the next pass
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -506,8 +506,8 @@ class Scheduler:
         return outputs
 
     def _recompute_unfilled(self, batch: SchedulerOutput) -> None:
-        """Drops the checkpoints that llama.cpp refused. Sequences that lack the cells of these checkpoints are queued
-        again, and computed from the beginning."""
+        """Drops the checkpoints that llama.cpp refused. Sequences that were to start with cells of these
+        checkpoints are queued again, and computed from the beginning."""
         unfilled: set[int] = set()
         for restore in batch.restores:
             if restore.prefix.is_refused and restore.prefix.path is None:

@@ -1,4 +1,4 @@
-"""Speculative decoding: guesses each step's next tokens where that pays. Pure Python.
+"""Speculative decoding: guesses each step's next tokens where guessing pays. Pure Python.
 
 A step that checks n guesses behind each row computes 1 + n rows a sequence, and yields 1 to 1 + n tokens. The times of
 steps by their rows, and the share of accepted guesses, are measured while the engine runs. A fixed rule would not do:
@@ -156,7 +156,7 @@ class SpecDecoder:
         ]
 
     def _best_length(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
-        """Returns the number of guesses for each row that brings the most tokens a second; 0: a plain step does."""
+        """Returns the number of guesses for each row that brings the most tokens a second; 0: a plain step."""
         longest = max(lengths)
         if self._always or not longest:
             self.counts.speculating = int(self._always)
@@ -170,7 +170,7 @@ class SpecDecoder:
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
-            # never less than a plain step: few samples may all come from a quiet time
+            # at least the time of a plain step: the few samples may all come from a time without other load
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)
