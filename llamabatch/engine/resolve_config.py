@@ -178,7 +178,7 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
-    """Raises MemoryPlanError if RLIMIT_AS or RLIMIT_DATA is too small for this engine. Called before the library is loaded.
+    """Raises MemoryPlanError if RLIMIT_AS or RLIMIT_DATA is too small. Called before the library is loaded.
 
     The check counts memory of GPUs as main memory, because CUDA does not work under such limits anyway.
     """

@@ -124,9 +124,9 @@ class SamplingParams:
             the entropy; 0: off.
         samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
             "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
-            "edskypmxti". Other samplers do nothing. A repeated name applies again. "infill" is for code in a gap:
-            it ends the text early, and merges tokens of which one begins the other. None: all but infill, in
-            llama.cpp's order. Mirostat ignores the order.
+            "edskypmxti". Samplers without a name here do nothing. A repeated name applies again. "infill" is
+            for code in a gap: it ends the text early, and merges two tokens if the text of one begins with the text of
+            the other. None: all but infill, in llama.cpp's order. Mirostat ignores the order.
         seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone: other requests, retries and
             preemption never change it. Continuation k draws with seed + k. None: a fresh random seed for each request.
         stop: strings that end the text; the text is cut before the first stop string.
@@ -250,7 +250,8 @@ class SamplingParams:
                 self._keep(name, boolean(SamplingError, name, given[name]))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
-        for name, check in _CHECKS.items():  # fields of several types become tuples: comparable, hashable
+        # values that may be of several types become tuples, which can be compared and hashed
+        for name, check in _CHECKS.items():
             if name in given:
                 self._keep(name, check(given[name]))
         self._check_together()

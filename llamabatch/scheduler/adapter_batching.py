@@ -23,7 +23,7 @@ TOKENS_A_STEP = 64
 class AdapterScheduler:
     """Gives turns to the adapter sets in flight, in order of first use. Each set gets a turn before any gets a second.
 
-    It costs nothing while no request uses adapters, because `add` and `remove` count the adapters in flight.
+    This class costs no time while no request uses adapters, because `add` and `remove` count the adapters in flight.
 
     Attributes:
         current: the set that has the turn.

@@ -20,7 +20,7 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
 SHORT_CHUNK = 16
-# A sequence moves into a hole only if it may run for this many more steps: moving costs as much as 1 to 8 dummy rows
+# A sequence moves into a hole if it may run for this many more steps. Moving costs as much as 1 to 8 dummy rows
 # (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
 MIN_STEPS_TO_MOVE = 16
 

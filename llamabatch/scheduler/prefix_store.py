@@ -186,7 +186,8 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Returns the length of the longest beginning shared with a stored prefix. The prefix need not be cuttable there."""
+        """Returns the length of the longest beginning shared with a stored prefix, even if the prefix cannot be cut
+        there."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 

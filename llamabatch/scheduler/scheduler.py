@@ -259,7 +259,7 @@ class Scheduler:
         """Returns the slots as they are now, by id. May be called from any thread, also between two parts of a step.
 
         Args:
-            ids: returns the id of a request and the number of its continuation for the id of a sequence.
+            ids: for the id of a sequence, returns the id of its request and the number of its continuation.
         """
         now, states = self._clock(), {}
         for sequence in list(self.running):
@@ -535,7 +535,7 @@ class Scheduler:
             self._background_pacer.observe(seconds, n_rows, n_background)
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
-        """Frees cells if a span found no free cell. Frees cached cells, or, if there are none, those of a victim.
+        """Frees cells if a span found no free cell: cached cells or, if there are none, the cells of a victim.
 
         Returns True if a retry can succeed; False if the only running sequence has no room.
         """

@@ -44,9 +44,10 @@ class ThreadChoice:
         self._went_up = False
 
     def threads_of(self, rows: int) -> int:
-        """Returns the number of threads for a step of `rows` decoding sequences; 0: a step of any other kind.
+        """Returns the number of threads for a step of `rows` decoding sequences.
 
-        Such a step takes no part in a trial: a long prompt would take twice as long with half of the threads.
+        `rows` is 0 for a step of any other kind. Such a step takes no part in a trial, because a long prompt would take
+        twice as long with half of the threads.
         """
         return self.threads if rows or self._before is None else self._before
 
