@@ -27,7 +27,7 @@ _COPY_SHARE = 1 / 150
 _COPY_TOKENS = 10  # this many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
 _LEAST_GAIN = 8  # the fewest tokens that a copy must save
 # A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. The
-# chance of use must still be _LEAST_CHANCE. It falls to this value after some 200 texts of which none continued.
+# chance of use must still be at least _LEAST_CHANCE. It falls to this value after some 200 texts without continuation.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
@@ -368,7 +368,7 @@ class PrefixCache:
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. A gap
-        costs each step a second pass, until the longest sequence ends. Cells that are expected to save more time stay.
+        costs each step a second pass until the longest sequence ends. Cells stay if they will probably save more time.
 
         Args:
             occupied: slots that contain cells. This method adds the slots whose cached cells stay.

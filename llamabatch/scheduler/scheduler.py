@@ -355,7 +355,7 @@ class Scheduler:
     def _prefill_calls(self, selection: Selection) -> list[Call]:
         """Returns calls with chunks of the selected prompts, and of background prompts if the step has a share for
         them."""
-        # a policy may select no sequence that decodes; the step then delays no token
+        # a step may have no sequence that decodes; it then delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
             selection.prompts,
