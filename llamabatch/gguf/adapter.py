@@ -75,7 +75,7 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
 
 
 def _check_lora(header: Header, n_expert: int) -> None:
-    """Raises ValueError for metadata and tensors that llama.cpp uses without a check. llama.cpp checks all others."""
+    """Checks the metadata and tensors that llama.cpp uses without a check of its own. Raises ValueError."""
     values = header.texts()
     kinds = values.get("general.type"), values.get("adapter.type")
     if kinds != ("adapter", "lora"):

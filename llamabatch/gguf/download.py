@@ -195,7 +195,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
 
 
 def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
-    """Writes the bytes from `start` on. Returns the file's sha256, which is wrong if `record` has no sha256.
+    """Writes the bytes from `start` on. Returns the file's sha256, or a useless value if `record` has none.
 
     Raises ModelFileError, OSError, HTTPException.
     """

@@ -98,7 +98,7 @@ def _check(path: Path) -> None:
 
 
 def _meant(path: Path) -> str:
-    """Returns the end of a message about a missing file: a similar file or model, or what else to give."""
+    """Returns the end of a message about a missing file: a similar file or model, or general advice."""
     usual = "; give the path of a .gguf file, or 'tiny' for the bundled model"
     if not path.parent.is_dir():
         return f" ({one_line(path.parent)} is no folder){usual}"

@@ -49,7 +49,8 @@ _RANGES = {
     "pooling_type": (0, 4),
 }
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
-_ENDS = ("bos", "eos", "eot")  # for all other special tokens, llama.cpp ignores ids out of range
+# The ids of these special tokens must be in range. For all other special tokens, llama.cpp ignores ids out of range.
+_ENDS = ("bos", "eos", "eot")
 
 
 def check_model(path: Path, overrides: KvOverrides = ()) -> tuple[Header, ...]:
@@ -95,7 +96,7 @@ def _check_layout(header: Header) -> None:
 
 
 def _check_split(headers: tuple[Header, ...]) -> None:
-    """Checks that each part has the right number, because llama.cpp finds the files by the count in the first part."""
+    """Checks the numbers in a split model. llama.cpp finds the files by the count in the first part."""
     first, names = headers[0], Counter(tensor.name for header in headers for tensor in header.tensors)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1 and count != len(headers):

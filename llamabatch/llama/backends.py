@@ -3,8 +3,8 @@
 The libraries of the wheel load no backend by themselves (GGML_BACKEND_DL); load_cpu() registers one. Linux lists the
 instruction sets that the CPU has and the system has enabled. The marker lists the instruction sets that each variant
 needs. So the best variant for this CPU is known before any of its code is mapped. ggml's own choice would map all
-variants and ask only the CPU. Where the system lists no instruction sets, a child process tries the variants, and the
-verdict is kept.
+variants, and ask only the CPU, not the system. Where the system lists no instruction sets, a child process tries the
+variants, and the verdict is kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
     """Registers the CPU backend of the build in `folder`, before llama_backend_init.
 
     Returns:
-        The name of the variant, or None if the build has no variants or has registered a CPU backend before.
+        The name of the variant. None if the build has no variants, or if a CPU backend is already registered.
 
     Raises:
         SetupError: LLAMABATCH_CPU_VARIANT names a variant that is missing or that this CPU cannot run; or no variant

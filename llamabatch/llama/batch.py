@@ -57,7 +57,7 @@ class Batch:
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows have any token, and follow the cells of their slot
+            if span is None:  # dummy rows have any token, and the positions after their slot's cells
                 self._tokens[at:end] = 0
                 self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
@@ -113,7 +113,7 @@ class Batch:
         return self._struct
 
     def _fill_rows(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
-        """Does the work of `fill` for the usual call: one row for each sequence, and all dummy rows are outputs."""
+        """Does the work of `fill` for the usual call: one row for each sequence. All dummy rows are outputs."""
         spans = call.spans
         outputs = [span for span in spans if span.output or span.prompt_rows]
         tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]

@@ -73,8 +73,8 @@ def _mapped_files() -> list[str]:
 
 
 def _mapped_cpu_library(folder: Path, maps: Iterable[str]) -> Path | None:
-    """Returns the ggml-cpu library of `folder` among the lines of /proc/PID/maps. Another build in the same process has
-    another folder."""
+    """Returns the ggml-cpu library of `folder` among the lines of /proc/PID/maps. Files in other folders are
+    of other builds in the same process."""
     named = (line.split(maxsplit=5) for line in maps)
     files = dict.fromkeys(Path(parts[5]) for parts in named if len(parts) == 6)
     return next((p for p in files if _is_of_cpu(p) and p.parent.resolve() == folder), None)

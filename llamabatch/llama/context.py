@@ -123,7 +123,7 @@ class Context:
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # as in planning/capacity.py; some contexts have no plan
+            return False  # planning/capacity.py decides the same, but some contexts have no plan
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -325,7 +325,7 @@ class Context:
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # shared by all slots: its pages fault in once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all slots: its pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)

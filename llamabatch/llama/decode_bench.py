@@ -16,7 +16,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_PAUSE_S = 1e-4  # about the pause between two steps of an engine; waiting threads may fall asleep in it
+_PAUSE_S = 1e-4  # roughly an engine's pause between two steps; waiting threads may fall asleep meanwhile
 _LEAST_STEPS = 2
 _LONG_S = 1.5
 _ANY_PRIME = 7919
@@ -56,7 +56,7 @@ class Bench:
         Args:
             config: settings of the context. A step attends to the prompt and to the tokens after it, up to n_ctx.
             n_slots: slots of the context, at least max(rows).
-            prompt: tokens of each sequence before its steps are timed; less than n_ctx.
+            prompt: number of tokens in the prompt of each sequence; less than n_ctx.
             rows: numbers of rows to measure.
             seconds: time for each number of rows. At least two steps are timed, or one if steps are slow.
             time_prompt: False leaves "prompt" out.
@@ -123,7 +123,7 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the least number of steps, including the untimed first step. Slow steps are not repeated."""
+        """Returns the least number of steps: the untimed first step and two more, or one more if steps are slow."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:

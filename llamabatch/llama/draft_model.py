@@ -161,7 +161,7 @@ class DraftModelProposer:
             if n_tokens:
                 budget -= n_tokens
                 chunks.append(span._replace(start=count, length=n_tokens, output=False))
-            if count > start:  # computing these cells again is cheaper than a pass for the sequences further behind
+            if count > start:  # computing cells again costs less than a pass for the sequences that lag more
                 context.clear(span.slot, start)
             if count + n_tokens >= start:
                 last.append(span._replace(start=start, length=width))
@@ -203,7 +203,7 @@ class DraftModelProposer:
 
 
 def open_draft(config: EngineConfig, target: Model) -> Model | None:
-    """Returns the draft model that a config names, or None. If it is the target's file, it shares the weights.
+    """Returns the draft model that a config names, or None. If this is the target's file, the weights are shared.
 
     Raises:
         ConfigError: the draft model has another vocabulary, or state from which tokens cannot be cut.

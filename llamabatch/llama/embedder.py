@@ -23,7 +23,7 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.media import MediaRun
 from llamabatch.request.request import Request
 
-MAX_TEXTS = 64  # texts of a pass; each text is a sequence of the context
+MAX_TEXTS = 64  # most texts of a pass; each text is a sequence of the context
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Embedder:
         token_ids, at, position = request.prompt_token_ids, 0, 0
         self._prepare(len(token_ids), request.adapters)
         self.counts.embed_texts += 1
-        found: list[tuple[int, array[float]]] = []  # tokens of a pass, and its result
+        found: list[tuple[int, array[float]]] = []  # a pass's number of tokens, and its result
         for run in (*request.media_runs, None):
             text = token_ids[at:] if run is None else token_ids[at : run.start]
             if text:

@@ -77,8 +77,8 @@ def amx_is_off() -> bool:
 
 
 def tiled_is_on() -> bool:
-    """Returns True unless GGML_CPU_TILED_MM is 0. If it is on, K-quants that are not repacked use another kernel
-    from 8 rows on."""
+    """Returns True unless GGML_CPU_TILED_MM=0 turns the tiled kernel off. From 8 rows on, this kernel computes
+    K-quants that are not repacked."""
     return os.environ.get("GGML_CPU_TILED_MM", "1").strip() != "0"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 POINTER = ctypes.c_void_p
 MISSING = (AttributeError, ValueError)
-"""What ctypes raises for a function that the library does not export."""
+"""The exceptions of ctypes for a function that the library does not export."""
 
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 

@@ -57,7 +57,7 @@ class Growth:
 
 
 def largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Context:
-    """Makes a context of n_slots slots, or of a half, a quarter and so on, until the memory suffices.
+    """Makes a context of n_slots slots, or halves this number until the memory suffices.
 
     Raises:
         EngineError: the error for n_slots slots, if a context of one slot cannot be made either.

@@ -40,7 +40,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """Returns the facts about model, library and options that the cells depend on, apart from tokens and rounding."""
+    """Returns the facts about model, library and options that decide the cells of given tokens, apart from rounding."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -95,7 +95,7 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
     Returns False if llama.cpp refuses. The slot then stays empty.
 
     Args:
-        room: a buffer for the state and four bytes for each additional stream.
+        room: a buffer as large as the state plus four bytes for each additional stream, or larger.
     """
     size = int(lib.llama_state_seq_get_size(source, slot))
     whole = size + _WORD.size * more_streams
@@ -163,7 +163,7 @@ class Layout:
         return cls(0 if model.is_recurrent and not is_hybrid else n_caches, model.is_recurrent, has_ext, not latent)
 
     def cells_end(self, state: bytes | memoryview, start: int) -> int:
-        """Returns the end of one cache's cells; `start` is the offset of their number. May raise struct.error."""
+        """Returns the end of one cache's cells. `start` is the offset of the cell count. May raise struct.error."""
         (count,) = _WORD.unpack_from(state, start)
         at = start + _WORD.size + count * (_CELL_BYTES + self.has_ext * _EXT_BYTES)
         is_transposed, layers = _TWO_WORDS.unpack_from(state, at)
@@ -239,9 +239,9 @@ def check(
     """Checks a saved state of unknown origin before llama.cpp sees it.
 
     llama.cpp compares types and row sizes with its own and does not read beyond the end, but it trusts the positions.
-    So the cells must have the positions of their tokens, counted from 0 (for a sliding window: the last positions). All
-    sizes must add up to the end. All numbers must be finite, because one NaN in a cell would reach the next sequence
-    that uses the cell.
+    So the cells must have the positions of their tokens, counted from 0 (for a sliding window: the last positions). The
+    sizes must add up to the state's length. All numbers must be finite, because one NaN in a cell would reach the next
+    sequence that uses the cell.
 
     Args:
         media_runs: the pictures in the prompt that take fewer positions than cells, in order.

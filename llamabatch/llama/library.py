@@ -121,7 +121,7 @@ def _import_choice() -> ModuleType:
             backends.load_cpu(module, library_dir(module))
             return module
         except SetupError as error:
-            if backends.is_forced():  # the user must correct a wrong name; another build would have other variants
+            if backends.is_forced():  # the user must correct the variant's name; other builds have other variants
                 raise
             binding_choice.reject(build, str(error))
 

@@ -214,7 +214,7 @@ class Model(NativeTokenizer):
         found = "layers with a sliding window"
         if not config.swa_full:
             return f"{found}, and swa_full is False"
-        if config.kv == "unified":  # a sequence may get the older cells of another sequence
+        if config.kv == "unified":  # llama.cpp may give a sequence's older cells to another sequence
             return f"{found}, and kv is 'unified'"
         return None if keeps_windows_whole(self._arch) else found
 
@@ -254,7 +254,7 @@ class Model(NativeTokenizer):
         yield from read_tensors(self.path)
 
     def _embd_in_file(self) -> int:
-        """Returns the file's value for the length of an embedding, or 0. llama.cpp knows it only with the weights."""
+        """Returns the file's value for the length of an embedding, or 0. llama.cpp reads it only with the weights."""
         texts = (self.metadata.get(f"{self._arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 

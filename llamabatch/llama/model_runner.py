@@ -143,7 +143,8 @@ class ModelRunner:
             on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
             row_ladder=config.row_ladder,
         )
-        # Without equal rows, the bits of a row depend on the number of threads. On a GPU, threads do not matter.
+        # Without equal rows, the number of threads is fixed, because the bits of a row depend on this number. On a GPU
+        # the number is fixed because threads do not matter there.
         chooses = has_equal_rows() and not self.limits.on_device
         self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
         self._began = 0.0  # time.perf_counter() at the start of the current step
@@ -368,7 +369,7 @@ class ModelRunner:
                 self._context.sample_on_device(True)
 
     def _compute_again(self, call: Call) -> list[SpanOutput]:
-        """Computes a call again with whole rows, because the device may have left out the lowest id of equal logits."""
+        """Computes a call again with whole rows. Among equal logits, the device may have left out the lowest id."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
         if not all(self._moves.clear(span.slot, span.start) for span in call.spans):

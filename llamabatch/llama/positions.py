@@ -35,7 +35,8 @@ class SlotPositions:
         return cell - lost
 
     def length(self, slot: int, count: int) -> int:
-        """Returns the highest position of the first `count` cells, plus 1. At a picture's end, `of` may be higher."""
+        """Returns the highest position of the first `count` cells, plus 1. After a picture, the next token
+        may have a higher position."""
         last = next((run for run in self._runs.get(slot, ()) if run.end == count), None)
         return self.of(slot, count) if last is None else self.of(slot, last.start) + last.n_time
 

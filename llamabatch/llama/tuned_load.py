@@ -14,7 +14,7 @@ from llamabatch.planning.profile import Profile
 
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
     """Returns the profile that `llamabatch tune` wrote for this file, these cache types and these devices, or None.
-    Loads the library if necessary. It gets the profile's environment even if the profile is for other devices."""
+    Loads the library if necessary, with the profile's environment even if the profile is for other devices."""
     found = profile_store.find(path, config) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
     library.load(file_bytes(path), measured)

@@ -43,7 +43,8 @@ PROJECTOR_PROGRAM = "llamabatch.llama.trial_projector"
 _CHUNK = 1 << 22
 _PATIENCE_S = 60.0
 _SLOWEST = 20e6  # bytes/s of the slowest disk that we wait for
-_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # other signals may come from the system
+# The file is blamed for these signals of a child. Other signals may come from the system.
+_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")
 _CURE = "trial='off' loads it all the same"
 
 Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"

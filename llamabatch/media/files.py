@@ -53,7 +53,7 @@ Decode = Callable[[bytes, str], tuple[bytes, int, int]]
 
 
 def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
-    """Returns the Media of a file's bytes. It contains the raw data, or these bytes if the raw data is longer.
+    """Returns the Media of a file's bytes. It contains the raw data, or the file's bytes if the raw data is longer.
 
     Raises:
         PromptError: there are no bytes or too many, or `decode` raises.

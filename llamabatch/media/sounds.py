@@ -24,7 +24,7 @@ FORMATS = ("WAV", "MP3", "FLAC")
 _STARTS = (b"fLaC", b"ID3")
 LOUDEST = 16.0
 """The largest absolute value of a sample. Full scale is 1."""
-_PIECE = 2**16  # samples
+_PIECE = 2**16  # samples that are decoded at once
 _MOST_CHANNELS = 64
 _RATES = (1000, 768_000)
 _SAMPLE_BYTES = 4

@@ -95,7 +95,7 @@ NOWHERE = MediaSources()
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
     """Returns the bytes of file:///a/path. As in llama-server, the path may also be relative to `folder`: file://path,
-    or file:///path if that is not below `folder`."""
+    or file:///path if the absolute path is not below `folder`."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
@@ -205,7 +205,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Returns True for a public IP address. Of an IPv6 address that embeds IPv4 addresses, only these are checked."""
+    """Returns True for a public IP address. If an IPv6 address embeds IPv4 addresses, these are checked instead."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         teredo = ip.teredo

@@ -25,7 +25,7 @@ class Plan:
 
     Attributes:
         patches, kernels: the hash of each file, by name.
-        cpu: hash of the compiler's macros for the CPU; in a portable build, of the kind of CPU.
+        cpu: hash of the compiler's macros for the CPU. In a portable build, hash of the kind of CPU.
         cpu_flags: the instruction sets that a CPU must have, in Linux's names; not in the key, as `cpu` covers them.
     """
 

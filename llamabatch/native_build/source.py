@@ -41,7 +41,7 @@ GCC makes the same code with these patches and without. Other compilers need the
 VARIABLE = "LLAMABATCH_SOURCE"
 """The environment variable that names a source package of llama-cpp-python, for builds without a network."""
 DIGEST_VARIABLE = "LLAMABATCH_SOURCE_SHA256"
-"""The environment variable with that package's sha256, if it is not the index's file (see `make gpu-pack`)."""
+"""The environment variable with the sha256 of a package that is not the index's file (see `make gpu-pack`)."""
 
 _NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
 

@@ -13,7 +13,8 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.weights import multiplied, repacked_by
 
-# The kernel of native_patches/0003 reads these types. llama.cpp's own kernel sums in one of two ways, by row count.
+# The kernel of native_patches/0003 reads these types. llama.cpp's own kernel has two orders of sums, and chooses by the
+# number of rows.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 # Heads must have a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other sizes get the
 # kernel of 0003 only from three queries on.

@@ -19,7 +19,7 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 MOST_SLOTS = 32
-MOST_SLOTS_ON_GPU = 128  # if GPUs have all cells in memory of their own: a row costs 1/250 of a pass there
+MOST_SLOTS_ON_GPU = 128  # for cells in GPUs' own memory, because a row costs 1/250 of a pass there
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, a unified cache serves more requests at once
 # Cells of this many bytes are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
 _CHEAP_CELLS = 256 * MIB

@@ -15,7 +15,7 @@ from llamabatch.utils import system
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CAP_IPC_LOCK = 14  # capabilities(7): a process with it may lock any memory
-KV_PAIRS = frozenset({"f16-f16", "bf16-bf16", "q8_0-q8_0", "q4_0-q4_0"})  # GGML_CUDA_FA_QUANTS, its default
+KV_PAIRS = frozenset({"f16-f16", "bf16-bf16", "q8_0-q8_0", "q4_0-q4_0"})  # the default of GGML_CUDA_FA_QUANTS
 _NO_LIMIT = 2**60  # cgroups of version 1 write a number of about this size where there is no limit
 
 

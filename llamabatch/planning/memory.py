@@ -184,7 +184,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     loaded = placement.in_main_memory(config, len(gpu_shares))
     cache_ram = 0 if facts.is_encoder or config.pooling == RANK else config.cache_ram * MIB
-    if cache_ram and config.cache_disk is not None:  # one state is being written, and one is being read
+    if cache_ram and config.cache_disk is not None:  # room for two states, one being written and one being read
         cache_ram += 2 * kv_cache // config.n_slots
     private = (
         kv_cache
@@ -214,8 +214,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 
 
 def _contexts(config: ResolvedConfig) -> tuple[int, ...]:
-    """Returns the number of slots of each context: of the full one, and of a smaller first one, if any. Both contexts
-    exist while the cells of the first one are copied into the full one."""
+    """Returns the number of slots of the full context, and of the smaller first context if there is one. Both contexts
+    exist while cells are copied from the first into the full context."""
     start = min(config.start_slots, config.n_slots)
     return (config.n_slots,) if start == config.n_slots else (config.n_slots, start)
 
@@ -230,7 +230,7 @@ def _kept(layer: Layer, config: ResolvedConfig, n_slots: int, states: int) -> in
     """Returns the bytes of a layer's cells, and of `states` states in each slot."""
     is_unified, cells = config.kv == "unified", _attended(config, n_slots)
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
-    if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: the windows, and the tokens of a pass
+    if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: cells for the windows and the tokens of a pass
         window = layer.window * (n_slots if is_unified else 1)
         cells = min(cells, padded(window + min(config.n_ubatch, config.n_batch)))
     return int((1 if is_unified else n_slots) * cells * per_cell) + n_slots * states * layer.state_values * 4

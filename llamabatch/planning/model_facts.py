@@ -53,8 +53,8 @@ class ModelFacts:
         is_encoder: the model reads a text in both directions, and has no next token.
         pooling: the default of the model, a name of gguf/pooling.py.
         names_pooling: the file names a pooling.
-        has_head: the model has a classification head. lacks_dense_layer: this head lacks the dense layer of BERT's
-            head.
+        has_head: the model has a classification head.
+        lacks_dense_layer: the head has no dense layer, unlike BERT's own head.
         features: features for which llama.cpp repacks weights, as in weights.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         projector_bytes: memory of an mmproj file: weights, buffers of an encoder pass, and kept pictures.

@@ -75,7 +75,7 @@ class Placement:
         return 0 if OUTPUT in found else found.get(EMBEDDING, 0)
 
     def in_main_memory(self, config: ResolvedConfig, n_gpus: int) -> InMainMemory:
-        """Returns the bytes of the weights in main memory, and of the parts of the file that stay there with them."""
+        """Returns the bytes of the weights in main memory, of their repacked copies, and of pages of the file."""
         facts = self.facts
         copies = sum(n for n, device in zip(self.sorted.copies, self.devices, strict=False) if device is None)
         copies += sum(copy_bytes(self.sizes[name], facts.features) for name, gpu in self.named if gpu is None)
@@ -99,7 +99,7 @@ def _sorted_tensors(facts: ModelFacts, named: frozenset[str]) -> Weights:
 
 @lru_cache(maxsize=16)
 def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, named: Places) -> Files:
-    """Returns the result of in_files, or `file_bytes` as used in place if the tensors are not known."""
+    """Returns the result of in_files. If the tensors are not known, all of `file_bytes` count as used in place."""
     if not facts.tensors:
         return Files(file_bytes, file_bytes, 0)
     here = {name: gpu is None for name, gpu in named}

@@ -103,7 +103,7 @@ def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
-    """Raises MemoryPlanError, whose message shows the sum, if a plan needs more than this share of the free memory."""
+    """Raises MemoryPlanError if a plan needs more than this share of the free memory. The message shows the sum."""
     need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
     guesses = "" if plan.config.speculate == "off" else "n_draft, "

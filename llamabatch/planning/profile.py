@@ -149,7 +149,7 @@ class Profile:
         """Returns latency_rows if this number is known and fits; otherwise the smallest number of rows within 3 % of
         the most tokens/s, among measured numbers that fit and keep the latency limit. None: there is no such number."""
         if self.latency_rows is not None and fits(self.latency_rows):
-            # tune chose this number from more stairs. From those that fit, best_rows could return a smaller number.
+            # tune chose this number from more stairs. From stairs that fit, best_rows could return a smaller number.
             return self.latency_rows
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 

@@ -17,8 +17,8 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "short
 # AMX: extra bytes for each block of _amx_block() elements (mmq.cpp, get_row_size).
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # TILE_N * 2
-# The formats of native_patches/0012 are tried before all others. They pack columns by 16 or by 8, and do not change the
-# number of bytes.
+# Types that native_patches/0012 repacks. Its formats are tried before all others. They pack columns by 16 or by 8, and
+# do not change the number of bytes.
 _WIDE_FLOATS = frozenset({"BF16", "F16"})
 _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
 _WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # types of matrices if the CPU has AMX or AVX-512 VNNI; of experts on any CPU
