@@ -165,7 +165,7 @@ def count_passes(call: Call, n_ubatch: int, unified: bool = False, ragged: bool 
     With a unified KV cache, this is the number of tokens divided by n_ubatch, rounded up. With a split cache, a pass
     computes the first run of consecutive ids that still have tokens: equally many tokens of each id, up to n_ubatch in
     all (llama-batch.cpp, split_equal with sequential=true). With `ragged` (Limits.is_ragged), passes are counted as
-    with a unified cache if the ids of the call are not consecutive or its lengths differ (llama-ragged.cpp).
+    with a unified cache if the ids of the call are not consecutive or its spans differ in length (llama-ragged.cpp).
     """
     if unified:
         return -(-sum(span.length for span in call.spans) // n_ubatch)

@@ -25,7 +25,8 @@ from llamabatch.llama.positions import position_ranges
 from llamabatch.request.media import MediaRun
 from llamabatch.utils.checks import show
 
-# The fingerprint hashes these bytes at a model file's beginning (metadata, tensor table, some weights) and end.
+# The fingerprint hashes this many bytes at the beginning of a model file (metadata, tensor table, some weights) and at
+# its end.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
 _KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables
 _WORD = struct.Struct("<I")

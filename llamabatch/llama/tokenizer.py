@@ -14,7 +14,7 @@ from llamabatch.utils.lifetime import ForkGuard
 
 ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a tokenizer without a known limit
 _WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
-_MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
+_MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and takes the length as an int32
 _SLICE = 2**15  # token ids that are converted to Python objects at once
 _FAILED = -(2**31)  # result of llama_tokenize for a text that it cannot tokenize
 

@@ -20,7 +20,8 @@ from llamabatch.utils.checks import show
 LEAST_S, MOST_S = 0.1, 1800.0
 """The shortest and the longest sound, in seconds."""
 FORMATS = ("WAV", "MP3", "FLAC")
-# Ogg Vorbis is not accepted, as in llama.cpp. miniaudio reads it, but damaged Ogg files crash the process.
+# The first bytes of FLAC, and of MP3 with ID3 tags. Ogg Vorbis is left out, as in llama.cpp, because damaged Ogg files
+# crash miniaudio.
 _STARTS = (b"fLaC", b"ID3")
 LOUDEST = 16.0
 """The largest absolute value of a sample. Full scale is 1."""

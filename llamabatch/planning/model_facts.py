@@ -14,7 +14,7 @@ from llamabatch.gguf.windows import keeps_snapshots, windows
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 
-# These architectures have a state, although their metadata has none of the keys below.
+# These architectures have a state, although their metadata has none of the keys that _state reads.
 _STATES = frozenset({"minimax-01"})
 # Files of these architectures give all layers the same number of KV heads, even recurrent layers. They name the
 # recurrent layers by a list or an interval.

@@ -19,7 +19,7 @@ from llamabatch.utils.checks import choice, integer, number, show
 
 VERSION = 1
 MAX_SPINS = 10**9
-FLOAT_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
+FLOAT_TYPES = ("f32", "f16", "bf16")  # types of a V cache; any other type needs flash attention
 MARGIN = 0.03  # a smaller gain in tokens/s counts as noise, so that the smaller number of slots is chosen
 
 
