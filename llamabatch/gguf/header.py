@@ -15,7 +15,7 @@ from llamabatch.gguf.reader import START, TEXT, TOKENS, TYPE_NAMES, HeaderReader
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import one_line
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # the end of a part's name: llama_split_path of llama.cpp
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # the end of a part's name (llama_split_path)
 _MAX_PARTS = 1024
 _PAGE = 4096  # bytes that may follow the last tensor and its padding
 
