@@ -91,7 +91,7 @@ def render(
 
 
 def _tool_lists(tools: Tools | None, template: BoundedTemplate) -> list[Any]:
-    """Returns the lists of tools that the template may accept, the best first."""
+    """Returns the lists of tools to try with the template, the best first."""
     if not tools:  # some templates compute the length of `tools` even if there are no tools
         return [None, []] if "tools" in template.variables else [None]
     given = [*map(_without_nulls, tools)]
@@ -106,7 +106,7 @@ def _first_text(
     systems: Sequence[str],
     cancelled: Callable[[], bool] | None,
 ) -> str:
-    """Renders the template with each of `tries` until one succeeds. Returns its text up to the mark. Raises as render.
+    """Renders the template with each of `tries` until one succeeds. Returns the text up to the mark. Raises as render.
 
     With several system messages, the first text that contains all of them is preferred.
 
@@ -133,7 +133,7 @@ def _first_text(
             # The traceback is dropped: its frames refer to `refusal` (a cycle) and to all values of the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # every other form would cost as much
+                break  # the other variables would cost as much
     if incomplete is not None:
         return incomplete
     assert refusal is not None
@@ -161,7 +161,7 @@ def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
-    """Raises PromptError for an option that the template does not read: the option would change nothing."""
+    """Raises PromptError for an option that the template does not read. Such an option would change nothing."""
     given = list(options.kwargs)
     if options.add_generation_prompt is False and not options.continue_final_message:
         given.append("add_generation_prompt")

@@ -11,7 +11,7 @@ from llamabatch.errors import ConfigError
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, MESSAGE, START, ReasoningTags
 from llamabatch.utils.checks import items, show, string
 
-MAX_TAG = 256  # characters
+MAX_TAG = 256  # most characters of a tag
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _reasoning_of(template: str) -> ReasoningTags | None:
 
 
 def _closing(template: str, end: str) -> str:
-    r"""Returns `end` with the line breaks that the template writes around it (as \n, in a string of jinja2)."""
+    r"""Returns `end` with the line breaks around it in the template, which writes each as \n in a string."""
     found = re.findall(r"((?:\\n){0,2})" + re.escape(end) + r"((?:\\n){0,2})", template)
     before = max((min(len(breaks) // 2, 1) for breaks, _ in found), default=0)
     after = max((len(breaks) // 2 for _, breaks in found), default=0)

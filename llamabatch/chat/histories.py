@@ -207,7 +207,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # a template without "tool" writes this role by chance, and its model does not know the role
+                continue  # even if such a template writes the role "tool", its model does not know this role
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],
@@ -218,7 +218,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # the other forms, and the conversation, would exceed the budget, too
+                return [FORMS[0]]  # the other forms would exceed the budget, too, and so would the conversation
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:
@@ -267,7 +267,7 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """Joins neighbouring messages of one role, apart from results of tools. A system message behind another role
+    """Joins neighbouring messages of the same role, apart from results of tools. A system message behind another role
     becomes a user message. Agents send such conversations, and some templates refuse them."""
     made: list[dict[str, Any]] = []
     for message in messages:

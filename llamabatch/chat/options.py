@@ -15,8 +15,8 @@ from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
 
-# A caller cannot set these variables of a template: llamabatch sets them, or they are functions of the environment.
-# A template is a program that relies on these names, so a caller must not replace their values.
+# Variables of a template that a caller cannot set, because templates rely on their values: variables that llamabatch
+# sets, functions of jinja2's environment, and words of jinja2.
 _OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
@@ -25,9 +25,9 @@ RESERVED = (
 )
 
 _MARKS = ("{{", "{%", "{#")  # a text with one of these marks is jinja2, not a path
-_MAX_FILE = 2**20  # bytes; a template may have 256 Ki characters
-_MAX_DEPTH = 64  # levels of lists in the value of a variable
-_MAX_ITEMS = 2**20  # values on one level of such lists
+_MAX_FILE = 2**20  # most bytes of a template's file; the template may have 256 Ki characters
+_MAX_DEPTH = 64  # most levels of lists and objects in the value of a variable
+_MAX_ITEMS = 2**20  # most values on one of these levels
 
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any] | None
@@ -90,7 +90,7 @@ class ChatOptions:
 
     @property
     def given(self) -> list[str]:
-        """Names of the arguments of a call that differ from their defaults."""
+        """Names of the keywords of LLM.chat that differ from their defaults."""
         names = {"kwargs": "chat_template_kwargs", "template": "chat_template"}
         values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         return [
@@ -137,7 +137,7 @@ class ChatOptions:
 
     @property
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of arguments if no call is required. Without "strict", any object is allowed."""
+        """`schemas` for answers that need no call. A function without "strict" accepts any object."""
         strict, loose = self.strict_tools, {"type": "object"}
         return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 

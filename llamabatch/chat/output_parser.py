@@ -88,7 +88,7 @@ class OutputParser:
 
 
 def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """Joins deltas to calls, in the order of their index."""
+    """Joins the pieces of calls to whole calls, in the order of the calls' indexes."""
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
         before = calls.get(delta.index)
@@ -222,7 +222,7 @@ class _Tags:
         self._gap = len(GAP)
 
     def _opened(self) -> bool:
-        """Skips a repeated start tag: the prompt has opened the thinking, but some models write the tag again."""
+        """Skips a start tag. The prompt has opened the thinking already, but some models write the tag again."""
         begun = self._held.lstrip()
         if begun.startswith(self._start):
             self._held = begun[len(self._start) :]
@@ -275,16 +275,16 @@ class _Tags:
 
 _MARK = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
 _HEADER_BEGINS = (START, CHANNEL, CONSTRAIN, "to=", END)
-_MOST_HEADER = 512  # characters of a header up to its next mark; a longer text is no header
+_MOST_HEADER = 512  # most characters of a header before its next mark; a longer text is no header
 _MOST_HELD = _MOST_HEADER + max(map(len, CHANNEL_MARKS))
 
 
 class _Channels:
     """The splitter for messages in channels.
 
-    The channel "analysis" is thinking, "final" and "commentary" are the answer, and a message with a recipient is a
-    call. The tool parser receives a call as the model wrote it, with its header and marks. Without a tool parser, the
-    body of the call is part of the answer.
+    The channel "analysis" is thinking. The channels "final" and "commentary" are the answer. A message with a recipient
+    is a call. The tool parser receives a call as the model wrote it, with its header and marks. Without a tool parser,
+    the body of the call is part of the answer.
     """
 
     def __init__(self, parts: _Parts, thinking: Thinking) -> None:
@@ -293,7 +293,7 @@ class _Channels:
         self._header: str | None = ""  # the header of the next message so far; None: inside a message
         self._add: Callable[[str], None] = parts.add_text
         self._is_call = False
-        self._n_texts = 0  # messages of the answer so far
+        self._n_texts = 0  # number of messages of the answer so far
         if thinking is Thinking.INSIDE:
             self._begin(f"{CHANNEL}analysis")
         elif thinking is Thinking.OVER:
@@ -368,13 +368,13 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """Returns True if the text may begin a header: it begins with a mark or recipient, or is the start of one."""
+    """Returns True if the text begins with a mark or recipient of a header, or may still do so."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 
 
 def held_length(text: str, marks: Iterable[str]) -> int:
-    """Returns the length of the longest end of the text with which one of these marks begins."""
+    """Returns the length of the longest end of the text that is the incomplete beginning of a mark."""
     longest = 0
     for mark in marks:
         for length in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -202,7 +202,7 @@ class JsonScan:
         return at, "".join(made)
 
     def end(self) -> None:
-        """Ends the value at the end of the text: a number on its own has no other end."""
+        """Ends the value when the text has ended. A number, true, false or null on its own has no other end."""
         if self._state == _SCALAR and not self._closers:
             self._state = _DONE if _SCALARS.fullmatch(self._scalar) else _BAD
 

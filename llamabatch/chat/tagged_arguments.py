@@ -17,9 +17,9 @@ from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quo
 from llamabatch.utils.checks import show
 
 NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # name of an argument that the schema does not name
-_MOST_FORMS = 64  # forms of one schema
-_MOST_COUNTS = 4096  # rules that count arguments
-_DEEPEST = 64  # levels of schemas within schemas
+_MOST_FORMS = 64  # most forms of one schema
+_MOST_COUNTS = 4096  # most rules that count the arguments of one form
+_DEEPEST = 64  # most levels of schemas within schemas
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """Returns the schema of the argument `name`. A name outside of `named` may have any value (True) if there are
-        patterns or no `other`."""
+        """Returns the schema of the argument `name`. For a name outside of `named` this is `other`, or True (any value)
+        if there are patterns or no `other`."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -156,7 +156,7 @@ class Forms:
         )
 
     def _check_apart(self, each: Sequence[Sequence[Form]]) -> None:
-        """Raises SamplingError unless arguments can fit at most one of these schemas."""
+        """Raises SamplingError if the same arguments may fit two of these schemas. `each`: the forms of each schema."""
         for some, others in itertools.combinations(each, 2):
             if not all(self._are_apart(one, other) for one in some for other in others):
                 raise refused(
@@ -177,7 +177,7 @@ class Forms:
         )
         return any(
             not any(value in others for value in values) for values in lists for others in other_lists
-        )  # 0 == False in Python, so these two count as the same value
+        )  # 0 == False in Python, so 0 and False count as the same value
 
 
 def _both(one: object, other: object) -> object:
@@ -233,7 +233,7 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns a form with a schema for every required name, and with a schema for all remaining names."""
+    """Returns a form that also has a schema for each required name, and one for all remaining names (`other`)."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -303,7 +303,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules to count optional arguments: one for each argument and each number of optional ones before it."""
+        """Adds rules that count optional arguments: one for each argument and number of optional ones before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

@@ -33,11 +33,11 @@ from llamabatch.request.lark_rules import ANY, GUIDANCE, MAX_CHARS, Rules, quote
 from llamabatch.utils.checks import show
 
 LARK = "x-lark"
-"""Key in the schema of a string argument: a Lark grammar of the string. It counts only where the notation writes
-strings as they are. Strings in JSON have escapes, which the grammar of a text does not have."""
+"""Key in the schema of a string argument: a Lark grammar of the string. The key counts only where the notation writes
+strings as they are. Strings in JSON have escapes, and the grammar has none."""
 
 _NO_NAME = "\0"  # a name that no argument has
-_DEEPEST = 64  # $refs in a chain
+_DEEPEST = 64  # most $refs in a chain
 _SPACE = r"[\s\x1c-\x1f]*"  # white space that the readers strip
 # Texts that look like JSON of a type. If the type is allowed, a reader does not read these texts as strings.
 _WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
@@ -246,7 +246,7 @@ class Texts:
         self._read_as = read_as
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
-        """Returns an expression of the texts of `content` that a reader returns unchanged, as strings.
+        """Returns an expression of the texts of `content` that a reader returns as strings, unchanged.
 
         Args:
             as_any: also allow texts that a reader reads as JSON.
@@ -329,6 +329,6 @@ def _any_of(terms: Sequence[str | None]) -> str | None:
 
 
 def _alone(terms: Sequence[str], n: int) -> str:
-    """Returns an expression of the texts that match the nth term and no other."""
+    """Returns an expression of the texts that match the nth term and none of the other terms."""
     others = [f"({term})" for k, term in enumerate(terms) if k != n]
     return f"({terms[n]}) & ~({' | '.join(others)})" if others else terms[n]

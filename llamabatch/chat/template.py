@@ -43,18 +43,18 @@ from llamabatch.chat.template_prices import (
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import show
 
-MAX_SOURCE = 256 * 2**10  # characters; longer templates take seconds to compile, and the longest known one has 40 KB
-# One unit is the time of writing a byte: some nanoseconds.
+MAX_SOURCE = 256 * 2**10  # most characters; more take seconds to compile, and the longest known template has 40 KB
+# Units of work for one rendering. A unit is the time of writing a byte: some nanoseconds.
 BUDGET = 128 * 2**20
-PER_BYTE = 2048  # units for each byte of the conversation: a template may read all bytes for each message
+PER_BYTE = 2048  # more units for each byte of the conversation: a template may read all bytes for each message
 MAX_BUDGET = 2**31
-MAX_BITS = 2**14  # bits of a whole number
+MAX_BITS = 2**14  # most bits of a whole number
 _CALL, _ITEM = 256, 64
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
 _CHANGES = ("append", "pop")  # methods allowed on lists that the template itself has made, as in Kimi-K2's template
 
-# No chat template needs these filters, and their cost is unknown before they run.
+# Filters that templates cannot use. No chat template needs them, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
@@ -159,7 +159,7 @@ def _lists(value: Any) -> Iterator[int]:
 
 
 class _Items:
-    """The iterator of a filter such as `map`, which pays for each item. Python frees a long chain of _Items without
+    """An iterator that pays for each item of a filter such as `map`. Python frees a long chain of _Items without
     recursion, but a chain of generators would need the stack."""
 
     __slots__ = ("_items", "_spend")
@@ -273,7 +273,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def holder(self, value: Any) -> Any:
-        """Pays for the right side of `in`; returns the value. A mapping costs nothing, as it finds its key at once."""
+        """Pays for the right side of `in`; returns the value. A mapping costs nothing, since finding a key is quick."""
         if isinstance(value, Mapping):
             return value
         return self.light(list(value) if isinstance(value, _Items) else value)
@@ -297,7 +297,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return text
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        self.spend(_CALL)  # filters walk long paths of attributes with getitem, and a miss takes microseconds
+        self.spend(_CALL)  # filters look up long paths of attributes with getitem, and each failure takes microseconds
         if type(argument) is tuple:  # to hash a tuple, Python reads all of its items
             self.light(argument)
         return super().getitem(obj, argument)
@@ -341,7 +341,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL + 8 * (len(args) + len(kwargs)))
         if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # these three pay while they run
-            # native code would walk an iterator without paying
+            # native code would read an iterator without paying
             args = tuple(list(value) if isinstance(value, _Items) else value for value in args)
             for value in (*args, *kwargs.values()):
                 self.light(value)
@@ -462,7 +462,7 @@ def _priced_test(environment: _Environment, name: str, function: Callable[..., A
         if name in ("odd", "even", "divisibleby") and values and isinstance(values[0], str):
             environment.spend(price_of_percent(values[0], values[1:]))  # for a text, % means formatting
         for position, value in enumerate(values):
-            if position == 1 and name == "in":  # a mapping finds its key at once
+            if position == 1 and name == "in":  # holder() charges nothing for a mapping
                 environment.holder(value)
             else:
                 environment.light(value)

@@ -89,7 +89,7 @@ class Generator(CodeGenerator):
 
 
 def _price(body: list[nodes.Node]) -> int:
-    """Returns the units for running these nodes once. The blocks inside them pay for themselves."""
+    """Returns the units for running these nodes once. Blocks inside these nodes pay for themselves."""
     price, left = _STEP, list(body)
     while left:
         node = left.pop()

@@ -14,9 +14,9 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-MAX_DEPTH = 100  # levels of lists in lists
-MAX_VALUE = 2**27  # units of one value that is worked on as a whole
-LETTER = 84  # units for each letter of a text that becomes a list: most letters become objects
+MAX_DEPTH = 100  # most levels of lists in lists
+MAX_VALUE = 2**27  # most bytes of a value that an operation reads as a whole
+LETTER = 84  # units for each letter of a text that becomes a list: most letters become objects of their own
 _HELD = 64
 
 
@@ -88,7 +88,7 @@ def widths(form: str) -> int:
 
 
 def price_of_percent(form: str, values: Any) -> int:
-    """Returns the price of `form % values`: any number in the form may be a width."""
+    """Returns the price of `form % values`. Any number in the form may be a width."""
     if "*" in form:
         raise TemplateLimit("a format has '*' for its width; write the width")
     n_uses = form.count("%") if isinstance(values, Mapping) else 1

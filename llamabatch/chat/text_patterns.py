@@ -88,7 +88,7 @@ def _of_lark(pattern: str) -> str:
     return slashed(re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL))
 
 
-_DEEPEST = 8  # nested groups around a whole pattern
+_DEEPEST = 8  # most nested groups around a whole pattern
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9a-zA-Z_]", "W": "[^0-9a-zA-Z_]"}
 _ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$$")
 # A piece of a regular expression is an escape, a class with its escapes, or any other character.

@@ -170,7 +170,7 @@ def _add_call(
     if isinstance(notation, JsonNotation):
         formats += tuple(f"grammar {show(f'{name}.{each}')}" for each in _in_lark(schema))
     if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
-        # A call and the answer may begin alike. The grammar keeps both open only if both are %json.
+        # A call and the answer may begin alike. The grammar can keep both possible only if both rules are %json.
         call = _json(_whole_call(notation, name, _closed(schema)))
     elif isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))
@@ -201,7 +201,7 @@ def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) ->
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Returns a schema for use at `place` within another schema: its references are adjusted."""
+    """Returns a schema for use at `place` within another schema, with adjusted references."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, Mapping):

@@ -19,9 +19,9 @@ from llamabatch.request.tool_calls import ToolCallDelta
 
 Reader = Callable[["ToolParser"], Generator[None, None, None]]
 
-_MOST_HEADER = 512  # characters of the part of a call that contains its name
+_MOST_HEADER = 512  # most characters of the part of a call that contains its name
 _NEVER = ("\0\0",)  # a marker that no model writes
-_NO, _WHOLE, _BROKEN = range(3)  # no call; a call; a call whose arguments are no JSON, read to the end marker
+_NO, _WHOLE, _BROKEN = range(3)  # no call; a whole call; a call with arguments that are no JSON, up to its end marker
 
 
 class ToolParser:
@@ -128,7 +128,8 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>, at the beginning also without it or as a list."""
+    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>. At the beginning a call, or a list of calls, may come
+    without the tag."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -450,7 +451,7 @@ def to_json(text: str, types: frozenset[str] | None) -> str:
 
 
 def _whole(digits: str) -> int:
-    """Returns 0 for any whole number: only the type matters here, and Python reads at most 4,300 digits."""
+    """Returns 0 for any whole number. Only the type matters here, and int() refuses more than 4,300 digits."""
     return 0
 
 

@@ -15,9 +15,9 @@ TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "o
 STRING = frozenset(("string",))
 NESTED = frozenset(("array", "object"))
 
-_DEEPEST = 64  # levels of schemas within schemas
-_MOST_LOOKS = 50_000  # looks at schemas; usual tools need about ten for each argument
-_MOST_PARTS = 2000  # parts of a schema looked at for one name
+_DEEPEST = 64  # most levels of schemas within schemas
+_MOST_LOOKS = 50_000  # most looks at schemas in a request; usual tools need about ten for each argument
+_MOST_PARTS = 2000  # most parts of a schema to look at for one name
 
 
 def refused(about: str, what: str) -> SamplingError:
@@ -169,7 +169,7 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """Returns the schema of an argument, joined from all places that mention the argument; True: there is no place.
+    """Returns the schema of an argument, joined from all places that mention the argument; True: none does.
 
     Args:
         root: the schema of all arguments.
@@ -182,7 +182,7 @@ class _Named(NamedTuple):
     """The schema that a part of the whole schema gives to one argument.
 
     Attributes:
-        always: `schema` applies in every way in which arguments can fit the part.
+        always: `schema` applies however the arguments fit the part.
     """
 
     schema: object
@@ -215,8 +215,8 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
 def _here(schema: Mapping[str, Any], name: str) -> object:
     """Returns a schema's own schema of an argument, without $ref, allOf, anyOf and oneOf; None: there is none.
 
-    A name outside of `properties` counts as a match of every pattern, because Python's regular expressions can run
-    forever.
+    A name outside of `properties` counts as a match of every pattern. The patterns are not run, because Python's
+    regular expressions can run forever.
     """
     properties, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(properties, Mapping) and name in properties:
@@ -228,7 +228,7 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """Returns the names of arguments anywhere in a schema; None: no `properties`, or a joined schema allows more."""
+    """Returns the names of arguments in all parts of a schema; None: no `properties`, or an inner part allows more."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

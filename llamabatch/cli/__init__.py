@@ -44,11 +44,11 @@ COMMANDS = {
     "build": "Build llama.cpp with our patches for this machine.",
     "synth": "Write random weights in the shape of a real model.",
 }
-_COMPLETING = "_LLAMABATCH_COMPLETE"  # a shell's completion script sets this variable
+_COMPLETING = "_LLAMABATCH_COMPLETE"  # the variable that a shell's completion script sets
 _WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the disk takes no more data
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk that takes no more data
 _NO_READER = 141  # 128 + SIGPIPE, the exit code of other tools
 
 
@@ -118,8 +118,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line. A signal ends it with the exit code of the signal. A closed stdout ends it with 141.
-    Neither prints a traceback."""
+    """Runs the command line. After a signal the exit code is the signal's, after a closed stdout it is 141. Neither
+    prints a traceback."""
     _open_streams()
     interrupts.guard()
     if _COMPLETING in os.environ:
@@ -180,7 +180,7 @@ def _interrupted() -> int:
 
 
 def _narrow() -> dict[str, Any]:
-    """Returns click's setting for the width of help texts if the terminal is narrower than click's least width."""
+    """Returns a width of help texts for click on a terminal that is narrower than click's least width, else {}."""
     columns = shutil.get_terminal_size().columns
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 

@@ -155,5 +155,5 @@ def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
                 sys.stdout.flush()
         ended = True
     finally:
-        if begun or thinks or ended or terminal:  # without a terminal, an error before any text writes no line
+        if begun or thinks or ended or terminal:  # after an error before any text, only a terminal needs a line break
             click.echo()

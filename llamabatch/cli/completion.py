@@ -45,7 +45,7 @@ class Bash(BashComplete):
         incomplete = "" if not words or line[-1:].isspace() else words.pop()
         breaks = os.environ.get("LLAMABATCH_BREAKS", ":=")
         value = incomplete.partition("=")[2] if incomplete.startswith("-") else incomplete
-        # bash replaces only the text after the last of these signs, so a reply must not repeat the text before it.
+        # bash replaces only the text after the last of these signs, so a reply must not repeat the text up to it.
         self._kept = value[: max((value.rfind(sign) + 1 for sign in ":=" if sign in breaks), default=0)]
         return words[1:], incomplete
 

@@ -1,6 +1,6 @@
 """Reads config.toml, the user's defaults for options. Flags and environment variables override these defaults.
 
-Keys are names of options, with - or _. A key in a section such as [run] is for this command alone. Values are converted
+Keys are names of options, with - or _. A key in a section such as [run] is for that command alone. Values are converted
 to texts as on a command line, so that the option itself checks them.
 """
 

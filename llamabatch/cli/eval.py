@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
     def quiet_bootstrap(*args: Any, **given: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
-            return bootstrap(*args, **given)  # never None here, since _replaced skips a missing attribute
+            return bootstrap(*args, **given)  # `bootstrap` is not None here, since _replaced skips a missing attribute
 
     had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
     with (
@@ -213,7 +213,7 @@ def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _seed(seeds: list[int | None] | None, default: int) -> int:
-    """Returns the seed for sampling. lm_eval's other models sample with torch's seed, the third."""
+    """Returns the seed for sampling: the third of `seeds`, which is torch's, as in lm_eval's other models."""
     found = None if seeds is None else seeds[2]
     return default if found is None else found
 

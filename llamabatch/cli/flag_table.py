@@ -70,7 +70,7 @@ def _row(program: str, flag: str, entry: Mapping[str, Any], texts: Mapping[str, 
         head, tail = f"--{head[7:]}", f"--no-{head[7:]}"
     names = head.split()
     takes = MANY if names[-1] == "N..." else names.count("N")
-    if "field" in entry:  # the flag follows the rules for a field of request bodies
+    if "field" in entry:  # the flag is treated like this field of a request body
         setting = SETTINGS[entry["field"]]
         usual = [str(value) for value in setting.usual if value != ""]
         entry = {**entry, "note" if setting.optional else "cure": setting.advice, "fine": usual}

@@ -113,7 +113,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL = "--help-all"
-_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # other programs' option -> ours
+_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # option of other programs -> our option
 # Command -> advice if an extra argument is given.
 _INSTEAD = {"chat": "give the message on stdin, or to: llamabatch generate --chat -m MODEL MESSAGE"}
 _MOST_NEAR = 3

@@ -94,7 +94,7 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
 
 
 def _with_options(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    """Returns the command with options, which the help shows in this order."""
+    """Returns the command with these options. The help shows them in the given order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -117,7 +117,7 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f"  [default: {str(field.default).lower()}]"
     text = field.metadata["help"] + default
-    # The default for click is None, because the library itself chooses the value of an option that is not given.
+    # click's default is None for each option, because the library chooses the value of an option that is not given.
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
     kind: Any = str  # EngineConfig parses texts in llama.cpp's notation itself

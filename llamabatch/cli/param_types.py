@@ -37,7 +37,7 @@ class _Unset:
 
 
 UNSET = _Unset()
-"""The value of an option for "none": the field becomes None. click itself uses None for an option that is missing."""
+"""The value of an option given as "none". The field becomes None. click uses None for an option that is missing."""
 
 
 class OrNone(click.ParamType):  # type: ignore[type-arg]

@@ -58,7 +58,7 @@ _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_mo
 _FLAGS["threads"] = "--threads-http"  # --threads is a flag of llama-server for the engine
 _DEFAULTS = {"n_ctx": "fit", "isolate": "true"}
 _DEFAULT = re.compile(r"\[default: [^\]]*\]")
-_LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
+_LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of click's Context.meta
 # Server options that a preset file's section may set for its model. The other server options apply to all models.
 _OF_A_MODEL = (
     *("served_model_names", "any_model", "strict", "max_logprobs", "enable_thinking", "trust_request_chat_template"),
@@ -66,7 +66,8 @@ _OF_A_MODEL = (
 )
 _OF_THE_SERVER = {each.name for each in fields(ServerOptions)} - {*_OF_A_MODEL, "sampling", "chat_template"}
 _OF_THE_SERVER |= {"models_dir", "models_preset", "models_max", "models_autoload", "models_fifo"}
-_ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # other options set these
+# Fields of ServerOptions that other options set.
+_ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")
 
 
 def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
@@ -129,7 +130,7 @@ def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, c
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Returns parameter -> value for translated arguments: of llama-server's variables, or of a preset's section."""
+    """Returns parameter -> value for arguments translated from llama-server's variables or from a preset's section."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:
@@ -441,5 +442,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
-    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # a server has another default than an LLM
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # a server and an LLM have different defaults
         _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

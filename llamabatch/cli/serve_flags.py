@@ -46,7 +46,7 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 
 
 BY_NAME = _by_name(ROWS)
-# vLLM's flags with several values. translate() uses them instead of BY_NAME's flag of llama-server with one value.
+# vLLM's flags with several values. translate() prefers them to llama-server's flags of these names, with one value.
 _MANY = {name: row for row in ROWS if row.takes == MANY for name in row.names}
 _VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 

@@ -22,12 +22,12 @@ from llamabatch.gguf.header import read_header
 from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import AUTO, TINY
 
-_GLOBAL = "*"  # the section whose options all models have
+_GLOBAL = "*"  # the section with the options of all models
 _TOP = "llamabatch top"  # the section for keys before the first section of an .ini file
 _ON_STARTUP = "load-on-startup"
-_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # keys of llama-server, not flags
+_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's keys that are no flags
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_LINE = re.compile(r"\[line\s+(\d+)\]")  # a line number in a message of configparser; it counts _TOP's added line
+_LINE = re.compile(r"\[line\s+(\d+)\]")  # a line number of configparser, one too high because of _TOP's added line
 _ABOUT_MMPROJ = frozenset(
     ("mmproj", "mm", "mmproj-url", "mmu", "mmproj-auto", "no-mmproj", "no-mmproj-auto", "LLAMA_ARG_MMPROJ")
 )
@@ -204,7 +204,7 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_aid(file: Path) -> bool:
-    """Returns True if the file is not a model by its header, but an adapter, an encoder of pictures or the like."""
+    """Returns True if the file's header says that it is an adapter, an encoder of pictures or the like, not a model."""
     try:
         header = read_header(file)
     except (OSError, LlamaBatchError):

@@ -87,7 +87,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
             _extra_buffers(info),
             _gpu(info),
         ]
-    checks.append(_sampler())  # must run after the library is loaded: libgomp reads its settings when it is loaded
+    checks.append(_sampler())  # after the library, which sets libgomp's variables: the sampler may load libgomp
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 

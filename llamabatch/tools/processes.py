@@ -87,7 +87,7 @@ def _own_seconds() -> float:
     """Returns the CPU seconds of this process and of all its descendants, including ended descendants."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
-        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process counts in the children_… of its parent
+        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process is part of its parent's children_… times
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds

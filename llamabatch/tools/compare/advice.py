@@ -8,9 +8,9 @@ from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
-NOISE = 0.05  # two runs of the same work differ by this much
-_FAR = 0.5  # after a short run, auto is not recommended if another strategy is faster by more than this
-LEAST_ROUNDS, LEAST_S = 3, 60.0  # auto and a faster row need this many rounds or seconds; else auto is advised
+NOISE = 0.05  # two runs of the same work differ by up to this share
+_FAR = 0.5  # if another row of a short run leads auto by more than this share, the advice is to measure longer
+LEAST_ROUNDS, LEAST_S = 3, 60.0  # a row with fewer rounds and fewer seconds counts as short
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
 # The simplest first: one request at a time, then several, then several processes. batched comes before static, because
@@ -88,8 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _is_double(row: Row) -> bool:
-    """Returns True if the row is "auto" and another strategy's row would measure the same. With several engines in one
-    process, no other row measures the same."""
+    """Returns True if the row is "auto" and the row of its chosen strategy measures the same. No other row measures
+    several engines in one process."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 

@@ -79,7 +79,7 @@ def _scatter(ax: Any, report: Report) -> None:
         p50, p95 = row.latency.p50 or 0.0, row.latency.p95 or 0.0
         ax.plot([p50, p95], [row.tokens_per_s] * 2, color=color(row), lw=2.5, alpha=0.35, solid_capstyle="round")
         face = "none" if row.strategy == "auto" else color(row)
-        size = 260 if row.strategy == "auto" else 110  # "auto" is drawn as a ring around its chosen strategy's point
+        size = 260 if row.strategy == "auto" else 110  # "auto" is a ring around the point of the strategy that it chose
         ax.scatter([p50], [row.tokens_per_s], s=size, facecolor=face, edgecolor=color(row), linewidth=1.6, zorder=3)
     ax.margins(x=0.12, y=0.16)
     _ideal_corner(ax)
@@ -134,7 +134,7 @@ def spread_out(places: list[float], gap: float) -> list[float]:
     This is the isotonic regression of places[i] - i * gap. Neighbours that are too close move apart around their common
     middle.
     """
-    groups: list[tuple[float, int]] = []  # (mean, members)
+    groups: list[tuple[float, int]] = []  # (mean, number of members)
     for number, place in enumerate(places):
         groups.append((place - number * gap, 1))
         while len(groups) > 1 and groups[-2][0] > groups[-1][0]:
@@ -292,7 +292,7 @@ def _bars(ax: Any, row: Row, lanes: int) -> None:
     """Draws two bars for each request: a dark bar until its first token, a light bar until its last."""
     spans = _spans(row)
     base = color(row)
-    edge = 0.5 if 1 < lanes <= 32 and len(spans) <= 200 else 0.2  # width of the white line between neighbours
+    edge = 0.5 if 1 < lanes <= 32 and len(spans) <= 200 else 0.2  # width of the white line around a bar
     for output, (start, end), lane in zip(_good(row), spans, lanes_of(spans), strict=True):
         first = output.timings.ttft_s or start
         place = (lane + 0.08, 0.84)

@@ -20,17 +20,17 @@ from llamabatch.utils.checks import counted
 
 _MANY_CORES = 16  # a guess: one context cannot use this many cores; benchmarks/results has no figure
 _SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
-_FEW = 32  # the search for more slots stops at this number
+_FEW = 32  # most slots that the search for room tries
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
     """Returns the context lengths for a table: powers of two, the model's longest context, and the requested lengths.
 
-    The longest context is the trained one, or the one that a scaled rotary embedding reaches.
+    The longest context is the trained context, or the longer context that a scaled rotary embedding reaches.
     """
     most = facts.n_ctx_most
-    if most == MAX_CTX:  # rope_freq_base gives no upper bound
+    if most == MAX_CTX:  # with rope_freq_base there is no upper bound
         most = max((facts.n_ctx_train, *requested))
     return tuple(sorted({n for n in (*_LENGTHS, most, *requested) if 32 <= n <= most}))
 
@@ -158,7 +158,7 @@ def _ways(
 def _fewer(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields four possible changes, as _ways: fewer slots, a shorter context, a unified cache, and one engine."""
+    """Yields up to four possible changes, as _ways: fewer slots, a shorter context, a unified cache, and one engine."""
     n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
     split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))

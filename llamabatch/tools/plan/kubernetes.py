@@ -11,8 +11,8 @@ from llamabatch.planning.memory import MIB, PROCESS_BYTES
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.paths import TINY
 
-SERVER_BYTES = 96 * MIB  # the process of `serve` or `run`: 74 MiB, 83 MiB with 1,000 connections, and room for results
-BODIES_BYTES = 256 * MIB  # 4 x --max-bodies-bytes; the highest measured is 200 MiB (benchmarks/results/bodies.json)
+SERVER_BYTES = 96 * MIB  # for `serve` or `run` itself: 74 MiB, or 83 MiB with 1,000 connections, plus room for results
+BODIES_BYTES = 256 * MIB  # 4 x --max-bodies-bytes; the highest use measured is 200 MiB (benchmarks/results/bodies.json)
 MARGIN = 0.05  # the largest difference between predicted and measured peaks (docs/plan.md)
 NVIDIA = "nvidia.com/gpu"
 MODELS = "/models"  # the folder of model files in a pod

@@ -130,7 +130,7 @@ def _layer(shape: Shape, at: str, kind: str) -> Iterator[Weights]:
 def _attention(shape: Shape, at: str) -> Iterator[Weights]:
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     has_bias = shape.arch in {"gpt-oss", "qwen2"}
-    gated = 2 if shape.arch == "qwen35" else 1  # its matrix for Q also computes a gate for each head
+    gated = 2 if shape.arch == "qwen35" else 1  # qwen35's matrix for Q also computes a gate for each head
     for letter, rows in (("q", gated * n_q), ("k", n_kv), ("v", n_kv)):
         yield _matrix(f"{at}attn_{letter}", rows, shape.n_embd)
         if has_bias:

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
 _Tensor = tuple[str, npt.NDArray[Any]]
-_MEL, _FRAMES = 80, 3000  # of Whisper's encoder: frequency bands, and steps of 10 ms in one pass
+_MEL, _FRAMES = 80, 3000  # Whisper's encoder: number of frequency bands, and of steps of 10 ms in one pass
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Tensors:
             yield from self._matrix(f"{at}.attn_qkv", 3 * width, width)
         else:
             yield from self._matrix(f"{at}.attn_q", width, width)
-            yield from self._matrix(f"{at}.attn_k", width, width, bias=not self._shape.hears)  # none in Whisper
+            yield from self._matrix(f"{at}.attn_k", width, width, bias=not self._shape.hears)  # Whisper's K has none
             yield from self._matrix(f"{at}.attn_v", width, width)
         yield from self._matrix(f"{at}.attn_out", width, width)
         yield from self._norm(f"{at}.ln1")

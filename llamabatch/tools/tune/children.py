@@ -81,7 +81,7 @@ class Children(Closing):
 
 
 class _ChildDiedError(EngineError):
-    """The measuring process is gone."""
+    """The error of a measuring process that has ended before its answer."""
 
 
 class _Child:
@@ -120,7 +120,7 @@ class _Child:
         clock.daemon = True
         clock.start()
         try:
-            with contextlib.suppress(OSError):  # the process died; readline then returns ""
+            with contextlib.suppress(OSError):  # if the process has died, readline returns ""
                 stdin.write(json.dumps(message) + "\n")
                 stdin.flush()
             line = stdout.readline()

@@ -49,12 +49,12 @@ class Choice:
 
 
 def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str) -> Choice:
-    """Chooses the fastest candidate if it beats the default by more than the margin and by more than twice the noise.
+    """Chooses a candidate that beats the default by more than the margin and more than twice the noise, or the default.
 
     The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
-    geometric mean over the workloads. So a disturbance that slows down both cancels out, and all workloads count alike.
-    The first candidate whose gain is within the margin of the best gain is chosen. A candidate with only one round, or
-    with fewer rounds than the default, is never chosen.
+    geometric mean over the workloads. So a disturbance that slows down default and candidate cancels out, and all
+    workloads count alike. Of the candidates that beat the default, the first within the margin of the best gain is
+    chosen. A candidate with only one round, or with fewer rounds than the default, is never chosen.
 
     Args:
         rounds: label -> figures, the preferred candidates first; the figures of one round were measured together.

@@ -38,7 +38,7 @@ _LONG_PROMPT_S = 4.0  # on a slow machine the long prompt is shortened to about 
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
-_MOST_GAIN = 4.0  # most speed-up that the choices can bring; a latency limit that needs more is refused early
+_MOST_GAIN = 4.0  # the most speed-up to hope for; a latency limit that needs more is refused early
 _STEP_SHARE = 1 / 600  # share of the time for the steps of one number of rows
 
 
@@ -142,7 +142,7 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # both or neither: the rule for n_threads_batch uses n_threads
+    threads = differs("n_threads", "n_threads_batch")  # stored together: the rule for n_threads_batch uses n_threads
     flash = differs("flash_attn") and chosen.type_v == rule.type_v  # with another V type, the type decides flash_attn
     return Profile(
         key=profile_store.key_of(
@@ -191,7 +191,7 @@ class Tuner:
         self._used = 0.0  # sum of the shares of all parts so far, including the current part
         self.cut_short = False
         prompt_ms = self._figures(self.setting, ("prompt",))["prompt"]
-        self._prompt_ms = prompt_ms  # for one prompt token, with the choices so far
+        self._prompt_ms = prompt_ms  # milliseconds for one prompt token, updated by staircase()
         self._check_limit()
         self._long_prompt = _rounded(min(_LONG_PROMPT, facts.n_ctx_train, int(_LONG_PROMPT_S * 1000 / prompt_ms)))
         self._stages = stages(self._cores, ruled, self._long_prompt, amx_can_be_off())
@@ -224,7 +224,7 @@ class Tuner:
         self._begin(stage.title, stage.share)
         candidates = stage.candidates(self.setting)
         if stage.name == "spins" and not self._children.spins_matter(self.setting, self._job(())):
-            candidates = dict(list(candidates.items())[:1])  # the build has another OpenMP, or none
+            candidates = dict(list(candidates.items())[:1])  # this build has no libgomp, so spins change nothing
         default = next(iter(candidates))
         failures: dict[str, str] = {}
         rounds: dict[str, tuple[Figures, ...]] = dict.fromkeys(candidates, ())

@@ -172,7 +172,7 @@ def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
 
 
 def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
-    if setting.extra_bufts == "off":  # the user turned them off, or they crash here
+    if setting.extra_bufts == "off":  # the user turned the buffers off, or they crash here
         return {"off": setting}
     without_amx = {"on, no AMX": replace(setting, amx="off")} if amx else {}
     return {"on": setting, **without_amx, "off": replace(setting, extra_bufts="off")}
