@@ -34,7 +34,7 @@ from llamabatch.utils.checks import show
 
 LARK = "x-lark"
 """Key in the schema of a string argument: a Lark grammar of the string. The key counts only where the notation writes
-strings as they are. Strings in JSON have escapes, and the grammar has none."""
+strings as they are. JSON writes strings with escapes, which the grammar does not describe."""
 
 _NO_NAME = "\0"  # a name that no argument has
 _DEEPEST = 64  # most $refs in a chain

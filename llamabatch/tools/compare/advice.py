@@ -9,7 +9,7 @@ from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same work differ by up to this share
-_FAR = 0.5  # if another row of a short run leads auto by more than this share, the advice is to measure longer
+_FAR = 0.5  # if another row of a short run is faster than auto by more than this, the advice is to measure longer
 LEAST_ROUNDS, LEAST_S = 3, 60.0  # a row with fewer rounds and fewer seconds counts as short
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
