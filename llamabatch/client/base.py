@@ -69,7 +69,7 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats:
         """Returns the counts since the start, without waiting for a step. Sinks may also call it.
 
-        In a sink, the counts of an engine in a child process are the last ones that the child sent.
+        If the engine is in a child process, a call in a sink returns the last counts that the child sent.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
@@ -161,8 +161,8 @@ class SharedSinks(Generic[S]):
     """Wrappers around the sinks of callers. Each sink always has the same wrapper, so that the outputs of all its
     requests stay together. A wrapper lives as long as a request in flight uses it.
 
-    This object keeps no reference to its client. A client in a cycle with its sinks, and the gigabytes of its engine,
-    would be freed only by the next garbage collection.
+    This object keeps no reference to its client. In a cycle with its sinks, a client and the gigabytes of its engine
+    would stay in memory until a garbage collection.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class _Undelivered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # time.monotonic() when delivery stops, sink, output
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # (time.monotonic() to stop at, sink, output)
         self._is_trying = False
         self._added = threading.Event()
 
@@ -252,7 +252,7 @@ class _Undelivered:
                 if not self._left:
                     self._is_trying = False
                     return
-            del tried, failed  # during the wait, a sink that has its output must not be kept alive
+            del tried, failed  # the wait must not keep sinks alive that have their output
 
 
 def in_a_sink() -> bool:

@@ -97,7 +97,7 @@ def _start_and_accept(module: str, environment: Mapping[str, str]) -> tuple[subp
 
 
 def _has_key(made: socket.socket, key: bytes) -> bool:
-    """Returns True if the other side sends the key first."""
+    """Returns True if the first bytes from the other side are the key."""
     found, deadline = b"", time.monotonic() + _KEY_S
     try:
         while len(found) < len(key):

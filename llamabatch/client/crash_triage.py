@@ -68,7 +68,7 @@ class TrackedRequest:
         ran_s: longest time in seconds for which a child had computed the request when the child died.
         deaths: number of children that died while this request was the only one admitted.
         blame: sum of the weights of these deaths.
-        died_on_trial: a child died while this request was on trial, or the only one admitted.
+        died_on_trial: a child died while this request was on trial or was the only one admitted.
         aborted: the caller has aborted the request.
     """
 
@@ -160,7 +160,7 @@ def _can_resume(request: Request) -> bool:
 
 
 def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutput:
-    """Drops the part that was emitted before. The child computes the same tokens: draws depend on seed and position."""
+    """Drops the part that was emitted before. The child repeats it, because draws depend on seed and position."""
     tokens = min(len(output.token_ids), emitted.n_repeated_tokens)
     chars = min(len(output.text), emitted.n_repeated_chars)
     emitted.n_repeated_tokens -= tokens
@@ -192,8 +192,8 @@ class CrashTriage:
         # Each request that has not ended is either in _unsent or in _inside.
         self._unsent: dict[str, TrackedRequest] = {}
         self._inside: dict[str, TrackedRequest] = {}  # requests that the child has
-        self._suspects: deque[TrackedRequest] = deque()  # all of them are in _unsent
-        self._on_trial: TrackedRequest | None = None  # this request is in _inside
+        self._suspects: deque[TrackedRequest] = deque()  # requests to run alone; all are in _unsent
+        self._on_trial: TrackedRequest | None = None  # the suspect that runs alone; it is in _inside
         self._unwanted: list[str] = []  # ids of requests that the child must abort
         self._n_unexplained = 0  # deaths in a row without an admitted request
         self._n_added = 0
@@ -263,8 +263,8 @@ class CrashTriage:
     def _end_trial_in_time(self) -> None:
         """Ends the trial of a suspect that has run long enough to be innocent. The next suspect can then be tried.
 
-        If a child died while the suspect was on trial, the suspect runs alone to its end. So at least every
-        second death ends a request.
+        If a child has already died while the suspect was on trial, the suspect now runs alone to its end. So at least
+        every second death ends a request.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -284,7 +284,7 @@ class CrashTriage:
                 if error is not None:
                     self._emit_last([tracked], FinishReason.ERROR, error)
         aborted = [tracked.request_id for tracked in sendable if tracked.aborted]
-        if aborted:  # they were aborted before the child had them
+        if aborted:  # the requests were aborted before the child had them
             child.abort(aborted)
 
     def admitted(self, request_ids: Iterable[str]) -> None:
@@ -413,7 +413,7 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # if more are admitted, a request whose trial is over may be to blame
+            if len(admitted) <= 1:  # with more, the cause may be a request whose trial is over
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:

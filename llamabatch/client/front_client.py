@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # read first: a request that has ended here has also ended in the engine
+        counts = self.in_flight.figures()  # first, so that the engine's counts are not older
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 
@@ -214,7 +214,7 @@ class FrontClient:
             self._move(self._fall_asleep)
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Closes or makes engines. Releases the lock during `move`, because sinks that still run may wait for it."""
+        """Closes or makes engines. During `move` the lock is free, because sinks that still run may wait for the lock."""
         self._is_moving = True
         self._changed.release()
         try:

@@ -12,7 +12,7 @@ from llamabatch.engine.hooks import Sink
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
-_TRIES = 2  # attempts, because a request that stays in the table counts towards max_queue forever
+_TRIES = 2  # attempts to remove an ended request, which would otherwise count towards max_queue forever
 _MOST_KEPT = 4096  # outputs that are kept for a sink that raises
 
 

@@ -13,9 +13,10 @@ from llamabatch.errors import EngineError, describe
 from llamabatch.request.joining import joined
 from llamabatch.request.outputs import SequenceOutput
 
-# Seconds of rest after a message, for each output in it. Outputs of the steps during a rest are sent together. The
-# tokens of a continuation become one output, because the cost of an output does not depend on its number of tokens.
-# Slower steps, first tokens and last outputs do not wait. benchmarks/server_http.py measures the CPU time of a token.
+# Seconds of rest after a message: for each request in it, and at most. Outputs of the steps during a rest are sent
+# together at its end. The tokens of a continuation become one output, because the cost of an output does not depend on
+# its number of tokens. First tokens and last outputs do not wait. benchmarks/server_http.py measures the CPU time of a
+# token.
 REST_PER_OUTPUT_S = 0.0005
 MOST_REST_S = 0.02
 
@@ -97,8 +98,8 @@ class OutputSender:
             self._unsent[output.request_id] = describe(error)
 
     def _check_sent(self, outputs: list[SequenceOutput]) -> None:
-        """Raises EngineError for a request whose held output could not be sent. The engine then ends the request. The
-        output with this error passes."""
+        """Raises EngineError for a request whose held output could not be sent. The engine then ends the request with
+        this error. For this last output, nothing is raised."""
         for output in outputs if self._unsent else ():
             error = self._unsent.get(output.request_id)
             if error is None:

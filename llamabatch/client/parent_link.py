@@ -24,7 +24,7 @@ class ParentLink:
 
     def __init__(self, number: int) -> None:
         leave_signals_to_parent()
-        end_with_parent()  # a process that SIGSTOP paused could not read that its parent is gone
+        end_with_parent()  # also ends a process paused by SIGSTOP, whose reading thread cannot run
         self._wire = Wire(connected(number))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()

@@ -30,7 +30,7 @@ from llamabatch.request.adapters import adapter_path, check_known
 from llamabatch.request.request import Request
 from llamabatch.utils.lifetime import Lifetime
 
-_CLOSE_TIMEOUT_S = 20.0  # a running step may take this long on a slow machine; then the child is killed
+_CLOSE_TIMEOUT_S = 20.0  # seconds for a running step to end at a close; then the child is killed
 
 Instance = tuple[EngineConfig, dict[str, str]]  # one child: the config that is sent to it, its environment variables
 
@@ -172,7 +172,7 @@ class _Children:
 
     def drop(self) -> None:
         if self.list:
-            self.list[0].at_end = self._model.close  # on the supervisor's thread: close() waits for a lock
+            self.list[0].at_end = self._model.close  # on the supervisor's thread, because close() waits for a lock
         for child in self.list:
             child.drop()
 
@@ -236,7 +236,7 @@ class _ChildAdapters:
         done: list[Supervisor] = []
         try:
             for child in self._children:
-                if child.alive or len(self._children) == 1:  # if the only child is dead, its call raises
+                if child.alive or len(self._children) == 1:  # the call of a dead only child raises
                     child.call(*call)
                     done.append(child)
         except LlamaBatchError:

@@ -67,7 +67,7 @@ class Restarts:
         self.in_a_row = 0
 
     def refused(self) -> None:
-        """Counts a child that cannot start as one death more than allowed."""
+        """Raises the count of deaths above the limit, because a child cannot start."""
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:
@@ -80,7 +80,7 @@ class Restarts:
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
-        """Counts a child that started after a given_up()."""
+        """Counts a child that is tried at the time that given_up() has set."""
         self.total += 1
 
     def after_death(self) -> float | None:
@@ -102,8 +102,8 @@ class Restarts:
 
 
 class Silence:
-    """The seconds without a sign of life from a child. Each call of `look` adds at most 1.5 s: after a sleep of the
-    machine or a stop of this process, the child does not count as hanging.
+    """The seconds without a sign of life from a child. Each call of `look` adds at most 1.5 s. So a child does not
+    count as hanging after a sleep of the machine or a stop of this process.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class Router:
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # expected tokens of the requests in flight
-        self._last_stats = [EngineStats()] * len(self._members)  # members that are gone still count
+        self._last_stats = [EngineStats()] * len(self._members)  # kept for members that are gone, too
         self._owners: dict[str, tuple[int, int]] = {}  # by request_id: index of the member, tokens added to its load
         self._moving: set[str] = set()  # ids of requests that move from a dead member to another one
         self._aborted_on_move: set[str] = set()
@@ -94,7 +94,7 @@ class Router:
                     self._members[number].submit(share, counted, stream=stream)
                 except EngineClosedError as error:  # the member died a moment ago
                     self.take_over(share, sink, stream, str(error))
-                except Exception as error:  # the other shares are still submitted
+                except Exception as error:  # only this share of the requests fails
                     for request in share:
                         emit_last(counted, failure(request, error))
                 sent.update(request.request_id for request in share)

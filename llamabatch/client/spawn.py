@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals that no native code raises
-_VMSTAT = "/proc/vmstat"  # its oom_kill counts kills on the whole machine, and rises before the signal
-_REQUESTS_A_MESSAGE = 256  # keeps each message far below the wire's limit
+_VMSTAT = "/proc/vmstat"  # has oom_kill: kills on the whole machine, counted before the signal is sent
+_REQUESTS_A_MESSAGE = 256  # few enough to keep each message far below the wire's limit
 
 
 class Listener(Protocol):
@@ -104,7 +104,7 @@ class Child:
             raise
 
     def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
-        """Sends requests. If a request does not arrive, the child is gone, and its end calls on_exit.
+        """Sends requests. If sending fails, kills the child, and the end of the child calls on_exit.
 
         Returns:
             The errors of the requests that cannot be sent to any child, by request id.

@@ -36,8 +36,8 @@ from llamabatch.utils.lifetime import ForkGuard
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 1.0
-_SHORT_TICK_S = 0.1  # while requests wait for a child
+_TICK_S = 1.0  # seconds between two checks of the child
+_SHORT_TICK_S = 0.1  # the same while requests wait for a child
 
 StartChild = Callable[[EngineConfig, dict[str, str], str, Listener], Child]
 
@@ -335,7 +335,7 @@ class Supervisor:
         return found != self._identity
 
     def _run_child(self) -> tuple[str, BaseException | None]:
-        """Runs one child until its end. Returns its exit reason, and the error of its start; None if it was ready."""
+        """Runs one child until its end. Returns its exit reason, and the error of its start (None if it was ready)."""
         is_first = not self._started.done()
         config = self._config if is_first else replace(self._config, adapters=())
         try:
@@ -382,8 +382,8 @@ class Supervisor:
         return _SHORT_TICK_S if self._requests.n_unsent else _TICK_S
 
     def _open(self, child: Child) -> None:
-        """Makes the child load the adapters and prefixes of earlier children, then marks it as up. Messages keep their
-        order."""
+        """Makes the child load the adapters and prefixes of earlier children, then marks it as up. Requests come after
+        these calls, because messages keep their order."""
         if self._started.done():
             with self._lock:
                 calls = self._loaded.calls()

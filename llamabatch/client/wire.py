@@ -118,7 +118,7 @@ _open: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 @in_forks
 def _leave_all() -> None:
-    """Closes a fork's copies of sockets: with a copy open, a child program does not notice the end of its parent."""
+    """Closes a fork's copies of sockets. With an open copy, a child program does not notice the end of its parent."""
     for wire in list(_open):
         wire.leave()
 
@@ -139,7 +139,8 @@ _SEVERAL_TYPES = (
 )
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
-# Reading the logprobs of a long answer as objects takes a second in one call. No other thread runs during this call.
+# FlatLogprobs are sent as their parts. Reading the logprobs of a long answer as objects would take a second in one
+# call, and no other thread would run during this call.
 crosses(FlatLogprobs, FlatLogprobs.parts, FlatLogprobs.of_parts)
 _LOGPROBS = {"logprobs": FlatLogprobs | None}
 Codec(ResumedOutput, _LOGPROBS)

@@ -104,7 +104,7 @@ def _answer(
 
 class HeartbeatThread:
     """A thread that sends a sign of life to the parent once a second, also during a step. It sends the time since the
-    last token. After new tokens it sends the engine's counts too: the parent still has them if this process dies.
+    last token. After new tokens it also sends the engine's counts, so that the parent has them if this process dies.
 
     Args:
         hooks: the hooks of this process's engine, which may not have started yet.
@@ -117,7 +117,7 @@ class HeartbeatThread:
         self.client: EngineClient | None = None
         self._parent = parent
         self._hooks = hooks
-        self._sending = threading.Lock()  # counts are sent in the order in which they were read
+        self._sending = threading.Lock()  # keeps counts in the order in which they were read
         threading.Thread(target=self._beat, name="llamabatch-heartbeat", daemon=True).start()
 
     def send_stats(self) -> None:
@@ -137,7 +137,7 @@ class HeartbeatThread:
                     sent = last
             except (OSError, EngineClosedError):
                 return  # the parent or the engine is gone
-            except Exception:  # the parent kills a child that sends no beat
+            except Exception:  # continues, because the parent kills a child that sends no beat
                 logger.exception("a heartbeat could not be sent")
             time.sleep(BEAT_S)
 

@@ -47,7 +47,8 @@ class Generate(Closing):
         print(batch["generated_text"], batch["error"])
 
     An instance can be pickled if its functions can be pickled. The first call with a row to run starts the engine. The
-    engine ends with close() or the process. Several threads may call an instance at once; the engine mixes their rows.
+    engine ends with close() or with the process. Several threads may call an instance at once; the engine mixes the
+    rows of these calls.
 
     The seed of a row is made of params.seed (None counts as 0) and the row's id, or its prompt if there are no ids. So
     the draws depend neither on the machine nor on the other rows of the batch.
@@ -191,7 +192,7 @@ class Generate(Closing):
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:  # an error is not the row's own if the engine died, even if a new engine has started since
+            if failed:  # the engine may have died, even if a new one runs by now
                 llm.stats()  # raises EngineClosedError
                 if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)

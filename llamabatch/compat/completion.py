@@ -61,7 +61,7 @@ class Arguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **changed: Any) -> Arguments:
-        """Returns the arguments in `given`, without its other names. Values in `changed` take precedence."""
+        """Returns the arguments in `given`, and ignores its other names. Values in `changed` take precedence."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: given[name] for name in names if name in given} | changed)
 
@@ -112,8 +112,8 @@ def sampling_params(
         seed=seed,
         ignore_eos=ignore_eos,
         repetition_penalty=repeat,
-        repeat_last_n=max(0, last_n),  # for llama.cpp's own sampler a negative number does not mean "all"
-        prompt_ignore_length=len(prompt),  # llama_cpp's sampler never sees the prompt
+        repeat_last_n=max(0, last_n),  # llama.cpp's own sampler reads a negative number as 0, not as "all"
+        prompt_ignore_length=len(prompt),  # the prompt does not count, because llama_cpp's sampler never sees it
         logits_processors=processors,
         logit_bias=biases,
         structured_outputs=form,

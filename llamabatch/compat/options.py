@@ -109,8 +109,8 @@ def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignor
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
     """Returns n_ctx as llama.cpp rounds it; for 0, the trained length.
 
-    Unless `scaled`, the trained length limits the default n_ctx of any model, and each n_ctx of a model with a table of
-    positions. A given n_ctx above the trained length causes one warning.
+    Unless `scaled`, neither a default n_ctx nor rounding exceeds the trained length. A given n_ctx above this length
+    causes one warning. If the model has a table of positions, the result is then the trained length.
 
     Args:
         scaled: an option changes the rotary embedding, and with it the usable length.

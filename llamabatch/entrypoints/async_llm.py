@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A model tokenizes one text at a time. The other threads keep short calls from waiting behind long calls.
+# Number of threads for slow work. A model tokenizes one text at a time. More threads keep short calls from waiting
+# behind long calls.
 _N_WORKERS = 4
 
 

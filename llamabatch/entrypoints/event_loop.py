@@ -54,8 +54,8 @@ def _connect(config: EngineConfig, download: Download | None) -> FrontClient:
 
 async def ended(loading: Future[None]) -> None:
     """Waits until a load has ended, with or without an error. Several tasks may wait, and cancelling them does not stop
-    the load. A task waits for an event, not for the future: asyncio would log the future's error if a cancelled task
-    never reads it.
+    the load. A task waits for an event, not for the future, because asyncio would log the error of a future that a
+    cancelled task never reads.
     """
     loop = asyncio.get_running_loop()
     has_ended = asyncio.Event()

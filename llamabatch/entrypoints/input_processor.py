@@ -380,7 +380,7 @@ class InputProcessor:
         return made[least]._replace(num_truncated=n_tokens - len(made[least].token_ids))
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
-        """Returns one set for each prompt. Raises AdapterError if a set for all prompts names an unknown adapter."""
+        """Returns the adapters of each prompt. Raises AdapterError if adapters for all prompts have an unknown name."""
         sets = adapter_sets(adapters, n)
         if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)

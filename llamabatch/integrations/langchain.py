@@ -265,7 +265,7 @@ class ChatLlamaBatch(BaseChatModel):
         """
         if not inputs:
             return []
-        if self.rate_limiter is not None or self._cache is not None:  # LangChain asks these once for each input
+        if self.rate_limiter is not None or self._cache is not None:  # these need one call for each input
             one_by_one: list[Any] = super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return one_by_one
         configs = get_config_list(config, len(inputs))

@@ -84,9 +84,10 @@ class Prefix:
         return cls(tuple(key for key, _ in found), tuple(n for _, n in found), length)
 
     def worth_it(self) -> list[bytes]:
-        """Returns the beginnings that are worth going to their replica: at least half of the prompt, the longest first.
+        """Returns the beginnings, at least half of the prompt, for which a request should wait for their replica.
 
-        For a shorter beginning, computing it again takes less time than waiting for other requests of its replica.
+        The longest comes first. To compute a shorter beginning again takes less time than to wait for other requests of
+        its replica.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]

@@ -52,7 +52,7 @@ _BESIDE = 64  # simultaneous calls on a replica that need no slot, in addition t
 _MOST_WAITING = 4096  # calls that may wait while no replica can receive them
 _ALL_S = 5.0  # seconds to wait for the replies of all replicas
 _STATS_S = 1.0
-_HEALTH_S = 5.0  # Serve replaces a replica after three failed checks
+_HEALTH_S = 5.0  # seconds between two checks; Serve replaces a replica after three failed ones
 _AFTER_DRAIN_S = 15.0  # seconds for aborted requests and the engine's process to end
 _MOST_FILE_BYTES = 64 * 2**20  # default of max_file_bytes: the ingress and Ray store a whole request in memory
 _REPLICA = b"x-llamabatch-replica"  # the response header with Serve's id of the replica
@@ -207,7 +207,7 @@ def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
     made, others = split({**own, **settings}, ())
     assert not others
-    return replace(made, api_key_file=None)  # `made.api_keys` has the file's keys, and other nodes may not have it
+    return replace(made, api_key_file=None)  # `made.api_keys` has the keys of the file, which other nodes may not have
 
 
 @dataclass(frozen=True)
@@ -422,8 +422,8 @@ class Engines:
     ) -> None:
         self._app = make_app(engine_config(model, options), server)
         self._serving: Serving = self._app.state.serving
-        # Only one replica at a time can lock the folder of batches. When this one ends, another must take over. So
-        # a replica starts without the folder, and record_routing_stats tries again and again to lock the folder.
+        # Only one replica at a time can lock the folder of batches. When it ends, another replica must take over.
+        # So a replica starts without the folder, and record_routing_stats tries again and again to lock the folder.
         self._batches: BatchService = self._app.state.batches
         self._serving.parts.remove(self._batches)
         try:

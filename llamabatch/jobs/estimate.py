@@ -24,7 +24,7 @@ from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 
 _Z = 1.96  # a 95 % confidence interval reaches 1.96 standard errors to each side of the mean
-_LEAST_USE = 0.05  # a sample that uses a smaller share of the slots does not predict the speed with all slots
+_LEAST_USE = 0.05  # least slot_use to count with: a smaller one does not predict the speed with all slots
 
 
 @dataclass(frozen=True)

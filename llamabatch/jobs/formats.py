@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# No job writes these suffixes, and a job reads only EXCEL among them. Any other suffix says nothing of the format.
+# No job writes these suffixes, and a job reads only EXCEL among them. Any other suffix says nothing about the format.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),

@@ -176,7 +176,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # stats() does not raise if a new engine runs by now
+        if gave_up(event.finished.error):  # checked first, because a new engine may run by now
             return event.finished.error
         try:
             self._client.stats()
@@ -202,7 +202,7 @@ class Loop:
                 self._write(event)
 
 
-_LEAST_GROUP = 64  # rows; a strategy needs rows to choose from, even with few slots
+_LEAST_GROUP = 64  # rows of a group, so that a strategy can choose even with few slots
 _MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
 _MOST_S = 0.05  # seconds of tokenizing before the engine gets the rows that are ready
 _LEAST_TOKENS = 2**19
@@ -380,7 +380,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the job's tier. They are cached by identity: most rows share one object."""
+        """Returns the parameters with the job's tier. They are cached by identity, because most rows share one object."""
         if self._shared is None:
             return params
         key = id(params), self.background

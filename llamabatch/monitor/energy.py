@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.monitor.gpu import Gpus
 
 POWERCAP = Path("/sys/class/powercap")
-_READ_EVERY_S = 30.0  # a package's counter wraps after 262 kJ: 7 minutes at 600 W
+_READ_EVERY_S = 30.0  # seconds; a package's counter wraps after 262 kJ, which is 7 minutes at 600 W
 
 
 class EnergyMeter:
@@ -107,7 +107,7 @@ class _Counter:
         now = self._read()
         if now is not None and self._last is not None:
             grown = now - self._last
-            if grown < 0:  # the counter wrapped; with an unknown range, the growth is unknown
+            if grown < 0:  # the counter wrapped; with an unknown range, the growth counts as 0
                 grown = grown + self._range_j if self._range_j else 0.0
             self._sum += grown
         if now is not None:

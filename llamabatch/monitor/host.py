@@ -22,7 +22,8 @@ class MachineSample:
     Attributes:
         cpu_percent: CPU time of this process and the engine's children; 100 is one core that was always busy.
         system_cpu_percent: use of all cores by all processes, 0 to 100.
-        memory_bytes: resident memory of these processes; pages of a model file count in each process that maps them.
+        memory_bytes: resident memory of this process and the engine's children; pages of a model file count in each
+            process that maps them.
         system_available_bytes: memory available on the machine.
         cpu_power_w: watts of CPUs and their memory (RAPL), for all processes.
         gpus: one sample for each GPU.
@@ -124,5 +125,5 @@ class MachineSampler:
 def system_times() -> tuple[float, float]:
     """Returns the busy seconds and the total seconds of the machine, summed over the cores."""
     times = psutil.cpu_times()
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # user and nice include these
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # user and nice include both
     return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -20,7 +20,7 @@ _events: ContextVar[tuple[Event, ...]] = ContextVar("llamabatch_cancellation", d
 
 @contextlib.contextmanager
 def cancelled_by(event: Event) -> Iterator[None]:
-    """Lets an event cancel the loads in the block. Events of outer blocks still cancel them, too."""
+    """Lets an event cancel the loads in the block. The events of outer blocks cancel these loads, too."""
     token = _events.set((*_events.get(), event))
     try:
         yield

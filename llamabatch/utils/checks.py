@@ -16,7 +16,7 @@ from llamabatch.errors import InputError
 
 _MOST_NAMES = 40  # names in an error message, about half a screen
 _LONGEST_NAME = 100  # characters of an unknown name that are compared with the known ones
-_MOST_BITS = 1000  # Python refuses to print whole numbers of more than 4,300 digits
+_MOST_BITS = 1000  # of a number whose digits are shown; Python refuses to print more than 4,300 digits
 
 
 class _Short(reprlib.Repr):
@@ -134,7 +134,7 @@ def plain(value: object) -> object:
     """
     if type(value) in (int, float, bool):
         return value
-    numpy = sys.modules.get("numpy")  # without an imported numpy there are no numbers of numpy
+    numpy = sys.modules.get("numpy")  # None: numpy is not imported, so the value is not from numpy
     try:
         if numpy is not None and isinstance(value, numpy.generic):
             return value.item()

@@ -149,8 +149,8 @@ class Quantiles:
     def at(self, percent: float) -> float | None:
         """Returns a percentile within 1 %, or None if there are no figures.
 
-        The result is the smallest figure that at least `percent` % of the figures equal or fall below ("nearest rank").
-        So the 99th percentile of few figures is the largest one. Whole figures have a whole percentile.
+        The result is the smallest figure for which at least `percent` % of the figures are not larger ("nearest rank").
+        So the 99th percentile of few figures is the largest figure. If all figures are whole, so is the result.
 
         Args:
             percent: 0 to 100.

@@ -212,6 +212,6 @@ def _watch() -> None:
     def send_until_seen(number: int, reading: int) -> None:
         time.sleep(_UNSEEN_S)
         if _reading == reading:  # the handler has not ended this wait
-            signal.pthread_kill(main, number)  # `wait` reads this signal as well, and starts the next such thread
+            signal.pthread_kill(main, number)  # `wait` also reads this signal, and starts the next thread
 
     _thread.start_new_thread(wait, ())

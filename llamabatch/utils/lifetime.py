@@ -60,14 +60,14 @@ class Endable(Protocol):
     """Threads or processes of an engine. They must not refer to the client that owns them."""
 
     def drop(self) -> None:
-        """Tells them to end, without waiting for them or for a lock."""
+        """Tells the threads or processes to end. Waits neither for their end nor for a lock."""
 
     def end(self) -> None:
-        """Tells them to end, and waits until they have ended. May be called twice."""
+        """Tells the threads or processes to end, and waits for their end. May be called twice."""
 
     @property
     def ended(self) -> bool:
-        """True once they have ended."""
+        """True once all threads or processes have ended."""
 
 
 class ForkGuard:

@@ -77,7 +77,7 @@ def run_program(
     with subprocess.Popen(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,  # a signal to our process group must not reach the child: its end is a result
+        start_new_session=True,  # a signal to our process group must not end the child, whose exit is a result
     ) as process:  # fmt: skip
         try:
             while True:

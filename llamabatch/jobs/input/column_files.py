@@ -84,7 +84,7 @@ class _Parquet(ColumnFile):
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         known = self._file.metadata
         whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
-        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows with pictures are large
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # fewer if rows are large, as with pictures
         for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 

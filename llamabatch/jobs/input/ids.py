@@ -152,8 +152,8 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if the id is a numeral. If this numeral is already the number of a row without an id,
-        returns the number; otherwise None."""
+        """Gives an id to a row if the id is a numeral. Returns the id as a number if a row without an id
+        has this number; otherwise None."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if int(identity) in self._automatic else None
         return None

@@ -160,7 +160,7 @@ def _reason(error: ValueError) -> str:
         return f"{error.msg}, at character {error.pos + 1}"
     if isinstance(error, _Refused):
         return str(error)
-    return "a whole number has too many digits"  # int() raises the only other ValueError
+    return "a whole number has too many digits"  # any other ValueError comes from int()
 
 
 def _kind(value: object) -> str:

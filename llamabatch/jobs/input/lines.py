@@ -25,7 +25,7 @@ from llamabatch.utils.checks import boolean, integer, nearest, present, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
-_OF_THE_JOB = "chat_template"  # a template is a program, so the sender of a line must not choose it
+_OF_THE_JOB = "chat_template"  # only the job has it, because a template is a program
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
 _NEAR = 0.84  # the least ratio of difflib for a misspelling: mesage and messages have 0.86, promt and prompt 0.91

@@ -84,7 +84,7 @@ class Reader(Iterator[Row | BadRow]):
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        # Here "id" is accepted if all inputs are tables, because `_check` decides by the header of each table.
+        # If all inputs are tables, `keep` may name "id" here, and `_check` looks at the header of each table.
         has_lines = any(source.kind == "jsonl" for source in sources)
         tables.check_kept(self._options, self._taken, id_column=None if has_lines else "id")
         _check(sources, self._options, self._taken)
@@ -99,7 +99,7 @@ class Reader(Iterator[Row | BadRow]):
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
-        if read_line is None:  # a service needs no check: it answers a bad line with an error and runs the others
+        if read_line is None:  # a service needs no check, because a bad line gets an error as its answer
             check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
         self._media = read_line is None  # the users of a service must not read files of this machine

@@ -347,7 +347,7 @@ def resolved(pattern: str) -> str:
     path = absolute(pattern)
     if not glob.has_magic(pattern) or os.path.lexists(path):
         return path
-    pattern = os.path.expanduser(pattern)  # the working directory is escaped below: it is not a pattern
+    pattern = os.path.expanduser(pattern)  # the working directory is no pattern, so it is escaped below
     return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(os.getcwd()), pattern)
 
 
@@ -380,7 +380,7 @@ def _matches(pattern: str) -> Iterator[Path | None]:
 
 def _refuse_output(path: Path, *, named: bool) -> None:
     """Raises InputError: the file belongs to the output of another job. A glob may match such a file by accident, so a
-    table is accepted only if it is `named`. Lines of results are always refused: they are never lines of requests."""
+    table is accepted only if `named` is true. Lines of results are always refused, because they are no requests."""
     out = output_of(path)
     if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return

@@ -66,8 +66,8 @@ class Files:
         return int(self._patiently("write", path, os.write, fd, data))
 
     def sync(self, fd: int, path: Path) -> None:
-        """Syncs a file to the disk. Raises OutputError at the first failure, without a second try: the system may have
-        dropped data, and a second fsync may succeed all the same."""
+        """Syncs a file to the disk. Raises OutputError at the first failure. There is no second try, because fsync may
+        then succeed although the system has dropped data."""
         self._once("fsync", path, os.fsync, fd)
 
     def truncate(self, fd: int, size: int, path: Path) -> None:

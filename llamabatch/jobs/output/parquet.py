@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 _GROUP_ROWS = 10_000
-_GROUP_BYTES = 16 * 2**20  # size of the group's lines of JSON
+_GROUP_BYTES = 16 * 2**20  # bytes of the JSON lines from which a group of rows is made
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys that a record has even with the value None
 

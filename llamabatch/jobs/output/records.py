@@ -106,9 +106,9 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
     """Returns the record of a row with a result from the engine.
 
     A flat record has row (the number), id, text, finish_reason and error (None unless the row failed). On request, the
-    record has token_ids and times. num_cached_tokens comes with the times, because both depend on other requests. The
-    other fields exist only if they have a value: reasoning, tool_calls, outputs (more than one continuation), logprobs,
-    prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
+    record has token_ids and times. num_cached_tokens comes with the times, because it also depends on other requests.
+    The other fields exist only if they have a value: reasoning, tool_calls, outputs (more than one continuation),
+    logprobs, prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
     """
     error = _error(output)
     if options.is_openai(row):
