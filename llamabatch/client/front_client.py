@@ -214,7 +214,7 @@ class FrontClient:
             self._move(self._fall_asleep)
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Closes or makes engines. During `move` the lock is free, because sinks that still run may wait for the lock."""
+        """Closes or makes engines. `move` runs without the lock, because sinks that still run may wait for the lock."""
         self._is_moving = True
         self._changed.release()
         try:

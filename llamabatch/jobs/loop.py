@@ -380,7 +380,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the job's tier. They are cached by identity, because most rows share one object."""
+        """Returns the parameters with the job's tier. Caches them by identity, because most rows share one object."""
         if self._shared is None:
             return params
         key = id(params), self.background
