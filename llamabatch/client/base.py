@@ -212,7 +212,7 @@ _UNDELIVERED = "the result could not be delivered"
 
 
 class _Undelivered:
-    """Last outputs whose sinks have raised, as when memory runs out. One thread delivers them again for a minute."""
+    """Last outputs whose sinks have raised. One thread tries to deliver each output again for a minute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

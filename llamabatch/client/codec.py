@@ -95,7 +95,7 @@ class _Record(Generic[T]):
 
 
 class Codec(_Record[T]):
-    """Encodes and decodes a dataclass for the wire. Make the codecs of dataclasses in its fields first.
+    """Encodes and decodes a dataclass for the wire. The dataclasses in its fields must have codecs already.
 
     Args:
         hints: types of fields, instead of the dataclass's own type hints; Any: the constructor checks the value.
@@ -133,7 +133,7 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
         return kind(**dict(zip(names, fields, strict=True)), **left_out)
 
     def fill(fields: Any) -> T:
-        """Makes an instance without the constructor, which takes twice as long in a frozen dataclass."""
+        """Makes an instance without the constructor. In a frozen dataclass the constructor takes twice as long."""
         made = kind.__new__(kind)
         made.__dict__.update(zip(names, fields))  # noqa: B905  # the lengths are equal, and `strict` takes time
         return made

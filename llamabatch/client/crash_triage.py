@@ -153,8 +153,8 @@ class TrackedRequest:
 
 
 def _can_resume(request: Request) -> bool:
-    """Returns True if the next child can continue after the emitted tokens. It cannot with several continuations, as
-    some may have ended, and not with mirostat, which needs to know how likely its tokens were.
+    """Returns True if the next child can continue after the emitted tokens. With several continuations it cannot,
+    because some may have ended. With mirostat it cannot, because mirostat needs the probabilities of earlier tokens.
     """
     return request.params.n_copies == 1 and not request.params.mirostat
 

@@ -27,7 +27,7 @@ from llamabatch.utils.subprogram import interpreter
 logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
-_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals that no native code raises
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals of a kill from outside, which no native code raises
 _VMSTAT = "/proc/vmstat"  # has oom_kill: kills on the whole machine, counted before the signal is sent
 _REQUESTS_A_MESSAGE = 256  # few enough to keep each message far below the wire's limit
 

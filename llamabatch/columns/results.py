@@ -15,7 +15,7 @@ from llamabatch.utils.checks import nearest, show
 _KINDS = {name: Kind(STRING) for name in ("text", "reasoning", "n_tokens", "finish_reason", "error")}
 _KINDS["n_tokens"] = Kind(INTEGER)
 OUTPUTS = tuple(_KINDS)
-GENERATED_TEXT = "generated_text"  # the name in pipelines of Hugging Face and Ray
+GENERATED_TEXT = "generated_text"  # the default column, named as in Hugging Face and Ray
 
 
 @dataclass(frozen=True)

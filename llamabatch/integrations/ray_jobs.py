@@ -293,8 +293,8 @@ class _Job:
     def _compute(self, size: ShardSize) -> None:
         # If the board dies with its node, Ray restarts it empty on another node, and the shards report to it again.
         board = ray.remote(Board).options(num_cpus=0, max_restarts=-1).remote()
-        # max_retries is 0, and this class counts attempts. Ray's own retries ignore progress, and never end if memory
-        # runs out. But a shard without progress must end the job.
+        # A shard without progress must end the job. So this class counts attempts, and max_retries is 0: Ray's own
+        # retries ignore progress, and never end if memory runs out.
         remote = ray.remote(run_shard)
         options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.resources}
         left = list(self._parts)

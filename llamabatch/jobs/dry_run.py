@@ -26,7 +26,7 @@ _SHOWN_OPTIONS = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads"
 
 
 class DryRunEngine:
-    """An engine that computes nothing. It has only what a Feed needs: the plan and the model's vocabulary."""
+    """An engine that computes nothing. For the Feed, it has the plan and the model's vocabulary."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)

@@ -82,7 +82,7 @@ class FakeModel:
     rerank_template: str | None = None
     n_vocab = N_VOCAB
     eog_ids = (EOS, END)
-    longest_token = 1024  # words may really have any length
+    longest_token = 1024  # large, because words may have any length
     n_embd_out = MOST_EMBD  # a test may give vectors of any length
     metadata: Mapping[str, str] = {}
     grammars = _AnyGrammar()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEAST_WIDTH = 20
-_PLAIN_WIDTH = 200  # columns of a file or a pipe, so that rows of tables are not broken
-_READER_WIDTH = 80  # columns for the reader of a file or pipe, unless COLUMNS is set; wider tables come in parts
+_PLAIN_WIDTH = 200  # width of a file or a pipe in characters, so that rows of tables are not broken
+_READER_WIDTH = 80  # the most characters of a table in a file or pipe, unless COLUMNS is set
 _PICTURES = (".png", ".svg", ".pdf")
 _LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are indented below the 7
 

@@ -40,8 +40,8 @@ def interpreter() -> str:
 def import_path() -> list[str]:
     """Returns sys.path for a child, and at the end the folder that contains this package.
 
-    This package may have been found through "" in sys.path, the working directory. That directory may have changed
-    since, so the folder is necessary.
+    The folder is necessary because this package may have been found through "" in sys.path. "" means the working
+    directory, which may have changed since.
     """
     return [*sys.path, _ROOT]
 

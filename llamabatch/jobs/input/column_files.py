@@ -15,7 +15,7 @@ from llamabatch.utils.checks import show
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 64 * 2**20
-DAMAGE = (OSError, ValueError)  # pyarrow's own errors are subclasses of these
+DAMAGE = (OSError, ValueError)  # errors of a damaged file; those of pyarrow are subclasses
 
 
 class ColumnFile:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import half_character, show
 
-MAX_DEPTH = 100  # far below the limits of Python's parser and of recursive walks
+MAX_DEPTH = 100  # of nested JSON, far below the limits of Python's parser and of recursive walks
 
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")

@@ -312,7 +312,7 @@ def _count_logprobs(rest: dict[str, Any]) -> None:
 
 
 def _single(name: str, value: object) -> str | tuple[int, ...]:
-    """Returns the prompt of a line. The API also takes a list of prompts, but a line of a job has one result."""
+    """Returns the prompt of a line. Refuses a list of several prompts, because a line of a job has one result."""
     if isinstance(value, list) and value and isinstance(value[0], (str, list)):
         if len(value) > 1:
             raise PromptError(f"{name} is a list of {len(value)}; a line has one result, so write a line for each")

@@ -35,14 +35,14 @@ SAMPLE_BYTES = 2**20
 
 
 class _DamagedZstd(EOFError):
-    """The error of a damaged zstd file, in place of the zstd module's own error: the module may not be installed."""
+    """The error of a damaged zstd file, in place of the zstd module's own, as the module may not be installed."""
 
 
 # These errors mean a damaged compressed file. Any other OSError comes from the disk, not from the content.
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
-_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # must not match texts such as "[INST]" and "{{ name }}"
+_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # JSON, but not "[INST]" or "{{ name }}"
 _SIP_BYTES = 4096  # bytes of one read of a compressed file; small, so that `n_zipped` fits the text that was read
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
@@ -152,7 +152,7 @@ class Source:
         Returns:
             "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
             of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
-            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these.
+            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most, and the digest covers them.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:
@@ -332,8 +332,8 @@ def find(
 
 
 def own_stdin(patterns: Sequence[str]) -> BinaryIO | None:
-    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. The reading thread may still
-    wait for input when Python ends, and must not lock sys.stdin at that time."""
+    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. When Python
+    ends, a thread may still wait for input, and must not lock sys.stdin then. So the thread reads the duplicate."""
     if STDIN in patterns:
         with contextlib.suppress(OSError, ValueError):  # stdin may not be a real file
             return open(os.dup(sys.stdin.fileno()), "rb")

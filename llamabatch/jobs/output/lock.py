@@ -25,7 +25,7 @@ _NOT_ALLOWED = (
 )
 _CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
 _NO_ID = "-" * 16
-_FAR = 2**40  # Windows locks bytes and blocks their readers, so a byte far behind the content is locked
+_FAR = 2**40  # offset of the locked byte, behind the content, because Windows blocks readers of locked bytes
 
 
 class Lock:
