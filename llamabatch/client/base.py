@@ -182,7 +182,7 @@ class SharedSinks(Generic[S]):
 
 def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
     """Calls a sink with outputs. If the sink raises, it gets each output again, one by one. One bad output then
-    does not block the others.
+    does not block good outputs.
 
     Returns:
         Errors by request id, for outputs that make the sink raise even alone.

@@ -298,7 +298,7 @@ class InputProcessor:
         return prompt.behind(tuple(before), n_dropped)
 
     def behind(self, before: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns `before` and `ids` joined, without a BOS at the start of `ids` unless `before` is empty."""
+        """Returns `before` and `ids` joined. Drops a BOS at the start of `ids` if `before` is not empty."""
         begins = bool(before) and list(ids[:1]) == [self._model.special_ids.get("bos")]
         return (*before, *ids[begins:])
 

@@ -71,7 +71,7 @@ def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int
     Raises:
         SetupError: no node makes the plan within 300 s. Also raises the errors of a plan.
     """
-    # The task runs on a node with CPUs if possible, because engines run only on such nodes (not on some head nodes).
+    # The task runs on a node with CPUs if possible. Engines need CPUs, and some head nodes have none.
     ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     where = NodeAffinitySchedulingStrategy(ids[0], soft=True) if ids and not gpus else "DEFAULT"
     task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where)

@@ -109,7 +109,7 @@ class _Sheet(ColumnFile):
             options = {"dtypes": "string", "header_row": None, "skip_rows": 0}
             sheet: Any = fastexcel.read_excel(str(source.path)).load_sheet(0, **options).to_arrow()
         except fastexcel.FastExcelError as error:
-            why = str(error).partition("\n")[0]  # the other lines are fastexcel's context
+            why = str(error).partition("\n")[0]  # later lines are fastexcel's context
             raise InputError(f"{source.name} cannot be read as an Excel file: {why}") from error
         columns, n_sheet = sheet.columns, sheet.num_rows
         filled = (row for row in range(n_sheet) if any(column[row].is_valid for column in columns))

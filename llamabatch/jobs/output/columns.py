@@ -30,7 +30,7 @@ class Columns:
         options: the options of the records.
         kept: the kept columns of the input, in order of appearance.
         kinds: by name, the kind that fits all values of a kept column, of a field of the answers, and of "id".
-        filled: the other columns for which at least one row has a value.
+        filled: the columns that are not in `kinds`, and for which at least one row has a value.
     """
 
     options: RecordOptions
