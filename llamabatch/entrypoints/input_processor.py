@@ -275,10 +275,10 @@ class InputProcessor:
         if isinstance(prompt, (list, tuple)) and not prompt:
             return Prompt(None, ())  # validate() refuses an empty prompt
         if is_prompt_mapping(prompt):
-            given, (prompt, media) = prompt, media_of(prompt)
+            given, (prompt, media, mark) = prompt, media_of(prompt)
             text, ids = read_mapping(prompt)
             if media or ("multi_modal_data" in given and MARK in (text or "")):
-                return text_prompt(self._model, text or "", media, self._cancelled)
+                return text_prompt(self._model, text or "", media, self._cancelled, mark)
             return Prompt(text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 

@@ -48,6 +48,7 @@ FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
 # Further keys of vLLM's mappings.
 _MEDIA = "multi_modal_data"
+MARK_KEY = object()  # beside the media: the text's mark for them. No caller has this key, so no caller sets a mark
 _KINDS: dict[str, Kind | None] = {"image": IMAGE, "audio": SOUND, "any": None}
 _NOT_YET = (
     *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids", "encoder_prompt"),
@@ -86,13 +87,16 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]]]:
-    """Returns the mapping without its media, and its media with their kinds, in order. Raises PromptError."""
+def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]], str | None]:
+    """Returns the mapping without its media, its media with their kinds, in order, and the mark that the server has put
+    into the text for each of the media; None: the usual marks. Raises PromptError."""
     data = prompt.get(_MEDIA)
     if data is None:
-        return prompt, []
+        return prompt, [], None
     if not isinstance(data, Mapping):
         raise PromptError(f"{_MEDIA} is {show(data)}; give {{'image': …}} or {{'audio': …}}")
+    data = dict(data)
+    mark = data.pop(MARK_KEY, None)
     for kind in data:
         if kind not in _KINDS:
             raise PromptError(f"{_MEDIA} has {show(kind)}; give {{'image': …}} or {{'audio': …}}")
@@ -101,7 +105,7 @@ def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[K
         raise PromptError(f"{_MEDIA} has pictures and sounds, and their order is unknown; give them to chat()")
     if found and "prompt_token_ids" in prompt:
         raise PromptError(f"a prompt has prompt_token_ids and {_MEDIA}; media need a prompt of text")
-    return {key: value for key, value in prompt.items() if key != _MEDIA}, found
+    return {key: value for key, value in prompt.items() if key != _MEDIA}, found, mark
 
 
 def _listed(given: Any) -> list[Any]:

@@ -17,8 +17,6 @@ from llamabatch.utils.checks import counted
 
 MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a sound in a text
 _SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # words for media in the text of a prompt
-_RANDOM_MARK = re.compile(r"<media-[0-9a-f]{32}>")  # see new_mark
-_OWN_MARK = re.compile(MARK)
 # All marks, also marks in prompts for vLLM, by model family. They include the tokens around media, because libmtmd adds
 # these tokens itself.
 _MARKS = re.compile(
@@ -118,22 +116,22 @@ def text_prompt(
     text: str,
     media: Sequence[tuple[Kind | None, Any]],
     cancelled: Callable[[], bool] | None = None,
+    mark: str | None = None,
 ) -> Prompt:
     """Returns the prompt of a text with a mark for each picture and sound. Special tokens in the text are parsed.
 
-    The marks are those of `new_mark`, MARK, or any marks of prompts for vLLM. The first kind with as many
-    marks as there are media is used.
-
     Args:
         media: pairs of kind and picture or sound, in order; see MediaInput.add.
+        mark: the mark; None: MARK if the text has one for each of the media, and otherwise any of _MARKS.
 
     Raises:
         PromptError: a picture or a sound cannot be read, the model does not read it, or the number of marks differs.
         SetupError: Pillow or miniaudio is needed and not installed.
     """
     reader, given = _reader("the prompt", model, len(media), cancelled)
-    own = (each for each in (_RANDOM_MARK, _OWN_MARK) if 0 < len(each.findall(text)) == len(media))
-    first, *others = next(own, _MARKS).split(text)
+    if mark is None and 0 < text.count(MARK) == len(media):
+        mark = MARK
+    first, *others = _MARKS.split(text) if mark is None else text.split(mark)
     if len(others) != len(media):
         raise PromptError(
             f"the prompt has {counted(len(others), 'mark')} for media, but {len(media)} pictures or sounds are given; "

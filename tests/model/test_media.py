@@ -297,7 +297,7 @@ def test_embeddings_of_pictures_by_a_server_and_by_a_model_that_reads_in_both_di
             body = {"input": {"content": [*parts, {"type": "text", "text": " y"}]}, **more}
             [answer] = client.post("/v1/embeddings", json=body).json()["data"]
             assert np.allclose(answer["embedding"], wanted, atol=1e-5)
-        about_marks = {"type": "text", "text": " is <__media__> or <image>"}
+        about_marks = {"type": "text", "text": f" is <__media__>, <image> or <media-{'0' * 32}>"}
         assert client.post("/v1/embeddings", json={"input": {"content": [*parts, about_marks]}}).status_code == 200
         asked = {**given, "prompt_string": "x <__media__> and <image>"}
         assert client.post("/embedding", json={"content": asked}).status_code == 200

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from llamabatch.chat.messages import media_kind
 from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.prompts import MARK_KEY
 from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.media.files import at_address
@@ -23,15 +24,20 @@ Prompt = str | tuple[int, ...]
 
 
 class MediaPrompt(NamedTuple):
-    """A text with marks for pictures and sounds, and its media, each as the bytes of a file or a part of a message."""
+    """A text with marks for pictures and sounds, and its media, each as the bytes of a file or a part of a message.
+
+    Attributes:
+        mark: the mark; None: one of the usual marks.
+    """
 
     text: str
     media: tuple[bytes | Json, ...]
+    mark: str | None = None
 
     @property
     def mapping(self) -> dict[str, Any]:
         """The prompt in the form of InputProcessor.prompts."""
-        return {"prompt": self.text, "multi_modal_data": {"any": self.media}}
+        return {"prompt": self.text, "multi_modal_data": {"any": self.media, MARK_KEY: self.mark}}
 
 
 Mixed = str | tuple[int | str, ...]  # a text, or a sequence of token ids and texts
@@ -164,9 +170,10 @@ def _with_media(name: str, given: object, body: Body) -> MediaPrompt | None:
     content = given.get("content") if isinstance(given, dict) else None
     if isinstance(content, list) and any(media_kind(part) is not None for part in content):
         media = [part for part in content if media_kind(part) is not None]
-        mark = {"type": "text", "text": new_mark()}
-        text = _parts_of(name, [part if media_kind(part) is None else mark for part in content])
-        return MediaPrompt(text, tuple(media_part(f"content of {name}", part, body) for part in media))
+        mark = new_mark()
+        place = {"type": "text", "text": mark}
+        text = _parts_of(name, [part if media_kind(part) is None else place for part in content])
+        return MediaPrompt(text, tuple(media_part(f"content of {name}", part, body) for part in media), mark)
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
         return None

@@ -57,7 +57,8 @@ class SlotFiles:
         """Writes the last text of a number to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: there is no text, or the name is no file name (400); other requests needed the cells (503).
+            ApiError: there is no text, the name is no file name, or other requests needed the cells of a text with
+                pictures (400); other requests needed the cells of a text alone (503).
             InputError: the text is too short, or the file cannot be written. ConfigError: no engine could load it.
         """
         path = self._path(name)
@@ -76,8 +77,12 @@ class SlotFiles:
             n_bytes = await serving.on_thread(partial(self._save, saved, path))
             if n_bytes is not None:
                 return len(saved), n_bytes
-            if has_media(saved):
-                break  # pictures cannot be computed again from tokens
+            if has_media(saved):  # pictures cannot be computed again from tokens
+                message = (
+                    "other requests took the cells of this text, which has pictures or sounds; send its prompt again "
+                    "with the same id_slot, and save after that"
+                )
+                raise ApiError(400, message, param="id_slot")
             await (await serving.submit(prepared)).outputs()
         raise ApiError(503, CROWDED, headers=retry_after(1))
 

@@ -174,7 +174,8 @@ def test_prompts_whose_content_parts_have_pictures():
     text, shown = {"type": "text", "text": "c"}, {"type": "image_url", "image_url": {"url": address}}
     wanted = ({"type": "image_url", "image_url": address},)
     [found], is_list = read_with_media({"content": [shown, text]}, body)
-    assert re.fullmatch(r"<media-\w{32}>c", found.text)
+    assert re.fullmatch(r"<media-\w{32}>", found.mark)
+    assert found.text == f"{found.mark}c"
     assert (found.media, is_list) == (wanted, False)
     [before, found], is_list = read_with_media([{"content": [text]}, {"content": [shown, text]}], body)
     assert (before, found.media, is_list) == ("c", wanted, True)

@@ -117,6 +117,10 @@ def test_cells_that_others_need_are_a_503(client, monkeypatch):
     monkeypatch.setattr(fake_client(client), "_save_prefix", lambda token_ids, path: False)
     answer = act(client, 0, "save")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    client.app.state.serving.slot_files._texts[0] = (*range(20), *(-5,) * 20, 7)  # cells of a picture among them
+    answer = act(client, 0, "save")
+    assert answer.status_code == 400
+    assert "send its prompt again with the same id_slot" in answer.json()["error"]["message"]
 
 
 def test_files_restored_and_erased_at_once_are_all_freed(client):
