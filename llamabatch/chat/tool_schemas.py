@@ -25,7 +25,7 @@ def refused(about: str, what: str) -> SamplingError:
 
     Args:
         about: the part of the tools at fault, as "argument 'x' of 'f'".
-        what: the fault of this part, from the verb on.
+        what: the fault, as "are nested too deeply".
     """
     return SamplingError(f"tools are refused: {about} {what}")
 

@@ -155,7 +155,7 @@ class _Resumable:
 
 
 def _identity(generate: Generate, path: Path) -> dict[str, Any]:
-    """Returns the settings that decide the content of results, as `identity` of a job does, but without the rows."""
+    """Returns the settings that decide the results, apart from the rows. Raises ConfigError for logits_processors."""
     params, model = generate._params, generate._model
     if params.logits_processors:
         raise ConfigError("logits_processors cannot be saved in the file at path; leave one of them out")

@@ -133,7 +133,7 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """Yields the replicas of each known beginning of Prefix.worth_it, the longest beginning first."""
+        """Yields the replicas that know a beginning, for each in prefix.worth_it(), the longest beginning first."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found
@@ -276,7 +276,7 @@ class SlotScaling:
 
 
 def replicas_for(in_flight: float, slots: Sequence[float], current: int, occupancy: float) -> int:
-    """Returns the number of replicas for which `in_flight` continuations use the share `occupancy` of all slots.
+    """Returns the fewest replicas with which `in_flight` continuations use at most `occupancy` of all slots.
 
     Args:
         slots: number of slots of each replica that has reported. If none has reported, the result is `current`.

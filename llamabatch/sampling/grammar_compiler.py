@@ -338,7 +338,7 @@ class Trial:
             raise EngineError(
                 f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
             ) from error
-        # a thread waits: a process killed from outside would otherwise stay a zombie until the next grammar
+        # this thread reaps a killed process, which would otherwise stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")

@@ -78,7 +78,7 @@ class PrefixCache:
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
         self._fetched: set[StoredPrefix] = set()  # prefixes read from the disk for sequences in _restoring
         self._tried: dict[int, CachedPrefix] = {}  # slot -> the cells that were last offered to the disk
-        # request id -> the sequence whose prefix will be copied (None: it was preempted), and how many tokens of it
+        # request id -> the sequence to copy a prefix from (None: it was preempted), and the number of tokens
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
     def stats(self) -> dict[str, Any]:

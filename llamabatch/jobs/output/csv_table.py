@@ -1,4 +1,4 @@
-"""Makes a CSV file of results from the lines of a job after the last row. On resume, turns the file back into lines.
+"""After the last row of a job, makes a CSV file from the lines of the job. On resume, turns the file back into lines.
 
 A text is written as it is, null as an empty cell, and any other value as JSON. Cells with a separator, a quote or a
 line end are quoted. Records that are read back and written again give the same bytes.
