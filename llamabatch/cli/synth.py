@@ -25,12 +25,12 @@ from llamabatch.utils.paths import shown
     help="Type of the weights.",
 )
 @click.option(
-    "--mmproj",
+    "--encoder",
     type=click.Choice(sorted(PROJECTORS), case_sensitive=False),
     help="Also write mmproj-OUT beside OUT: an encoder of pictures or sounds.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same file.")
-def synth(shape: str, out: Path, quant: str, mmproj: str | None, seed: int) -> None:
+def synth(shape: str, out: Path, quant: str, encoder: str | None, seed: int) -> None:
     """Write random weights in the shape of a real model to OUT, for measuring speed without a download.
 
     The text of such a model means nothing. An existing file OUT is replaced.
@@ -48,7 +48,7 @@ def synth(shape: str, out: Path, quant: str, mmproj: str | None, seed: int) -> N
             found, out, quant, seed, lambda done, total: bar.update(task, completed=done, total=total)
         )
     click.echo(f"{shown(out)}: {size / 1e6:,.0f} MB", err=True)
-    if mmproj is not None:
+    if encoder is not None:
         beside = out.with_name(f"mmproj-{out.name}")
-        size = write_projector(beside, PROJECTORS[mmproj], found.n_embd, seed)
+        size = write_projector(beside, PROJECTORS[encoder], found.n_embd, seed)
         click.echo(f"{shown(beside)}: {size / 1e6:,.0f} MB", err=True)

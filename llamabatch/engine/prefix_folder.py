@@ -90,9 +90,8 @@ class PrefixFolder:
                 self._all()
                 self._scan()
         except OSError as error:
-            raise ConfigError(
-                f"cache_disk is {one_line(folder)}: {error.strerror}; give a folder to write to"
-            ) from error
+            reason = "this is a file" if isinstance(error, FileExistsError) else error.strerror
+            raise ConfigError(f"cache_disk is {one_line(folder)}: {reason}; give a folder to write to") from error
         self._thread = threading.Thread(target=self._run, name="llamabatch-prefixes", daemon=True)
         self._thread.start()
 

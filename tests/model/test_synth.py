@@ -190,7 +190,7 @@ def test_an_encoder_beside_the_model(tmp_path, monkeypatch):
     monkeypatch.setitem(SHAPES, "qwen2.5-0.5b", SMALL_QWEN)
     monkeypatch.setitem(PROJECTORS, "clip-b16", ProjectorShape("mlp"))
     path = tmp_path / "a model.gguf"
-    done = CliRunner().invoke(cli, ["synth", "qwen2.5-0.5b", str(path), "--mmproj", "clip-b16"])
+    done = CliRunner().invoke(cli, ["synth", "qwen2.5-0.5b", str(path), "--encoder", "clip-b16"])
     assert done.exit_code == 0, done.output
     assert "mmproj-a model.gguf" in done.output
     pixels = np.zeros((40, 60, 3), np.uint8)

@@ -71,7 +71,9 @@ def _finding(report: Report) -> str:
     config = report.requested.config
     if not report.fits:
         return f"{slots(config)} of {config.n_ctx:,} tokens do not fit"
-    return f"{slots(config)} of {config.n_ctx:,} tokens fit: {report.total_bytes / _GIB:.2f} GiB"
+    beyond = config.instances * report.memory.cache_ram / _GIB
+    of_it = f", {beyond:.2f} of it for prefixes beyond the slots" if beyond else ""
+    return f"{slots(config)} of {config.n_ctx:,} tokens fit: {report.total_bytes / _GIB:.2f} GiB{of_it}"
 
 
 def _chosen(report: Report) -> list[Row]:
@@ -96,8 +98,9 @@ def _parts(ax: Any, report: Report) -> None:
     ]
     shown = [(name, size / 2**20, colour) for (name, size), colour in zip(parts, _PARTS, strict=True) if size]
     for position, (_, size, colour) in enumerate(reversed(shown)):
-        ax.barh(position, size, color=colour, height=0.62)
-        ax.text(size, position, f" {size:,.0f} MiB", va="center", color=INK)
+        ax.barh(position, size, color=colour, height=0.62, zorder=4)  # above the background of its label
+        label = ax.text(size, position, f" {size:,.0f} MiB", va="center", color=INK)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
     ax.set_yticks(range(len(shown)), [name for name, _, _ in reversed(shown)])
     ax.set_xlim(0, 1.3 * max(size for _, size, _ in shown))
     ax.xaxis.set_major_locator(MaxNLocator(4))

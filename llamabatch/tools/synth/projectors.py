@@ -68,7 +68,7 @@ PROJECTORS = {
     "gemma-3": ProjectorShape("gemma3", 27, 1152, 4304, 16, 896, 14, 4),
     "pixtral": ProjectorShape("pixtral", 24, 1024, 4096, 16, 1024, 16, 1),
     "qwen2-vl": ProjectorShape("qwen2vl_merger", 32, 1280, 5120, 16, 560, 14, 2),
-    "ultravox": ProjectorShape("ultravox", 24, 1024, 4096, 16, n_merge=8),
+    "ultravox": ProjectorShape("ultravox", 32, 1280, 5120, 20, n_merge=8),
 }
 """The shapes of real encoders, by name."""
 
