@@ -119,15 +119,20 @@ def given(page, name, kind, data):
     return page.evaluate_handle(DATA, [name, kind, list(data)])
 
 
+def attaching(open_page, url):
+    """Opens a page and presses Attach. Returns the page, its composer, and a list that gets the bodies of its chats."""
+    page, bodies = open_page(url), []
+    page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
+    composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
+    composer.get_by_role("button", name="Attach").click()
+    return page, composer, bodies
+
+
 def test_pictures_are_chosen_pasted_and_dropped(open_page, tmp_path):
     shown = tmp_path / "my cat.png"
     shown.write_bytes(png(96, 64))
-    bodies = []
     with running(tmp_path, model="tiny", mmproj=write_projector("mlp", tmp_path), n_slots=2, n_ctx=512) as url:
-        page = open_page(url)
-        page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
-        composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
-        composer.get_by_role("button", name="Attach").click()
+        page, composer, bodies = attaching(open_page, url)
         composer.locator("input[type=file]").set_input_files(shown)
         area = composer.locator("textarea")
         area.evaluate(PASTE, given(page, "pasted.png", "image/png", shown.read_bytes()))
@@ -156,12 +161,8 @@ def test_sounds_are_chosen_and_dropped(open_page, tmp_path):
     with wave.open(str(spoken), "wb") as file:
         file.setparams((1, 2, 16_000, 16_000, "NONE", ""))
         file.writeframes(bytes(32_000))
-    bodies = []
     with running(tmp_path, model="tiny", mmproj=write_projector("ultravox", tmp_path), n_slots=2, n_ctx=2048) as url:
-        page = open_page(url)
-        page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
-        composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
-        composer.get_by_role("button", name="Attach").click()
+        page, composer, bodies = attaching(open_page, url)
         assert "audio/mpeg" in composer.locator("input[type=file]").get_attribute("accept")
         assert "image" not in composer.locator("input[type=file]").get_attribute("accept")
         composer.locator("input[type=file]").set_input_files(spoken)
