@@ -14,6 +14,7 @@
 #include "repack-vector.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -31,6 +32,11 @@ using namespace repack_wide;
 constexpr int SUBS = 8;          // blocks of weights with a scale of their own that make a unit of work
 constexpr int PASS = 32;         // most rows at once through tiles
 constexpr int AHEAD = 12 * 1024; // bytes from the weights of few rows to those that are prefetched meanwhile
+
+// Most rows for which each pass unpacks the weights again: a copy costs more as long as few rows read it.
+constexpr int CHEAP = PASS;            // weights are one or two instructions away
+constexpr int DEAR = has_dot ? 12 : 7; // more
+constexpr int FREE = INT_MAX;          // none
 
 // Into the second level cache
 inline void prefetch(const char * p, int bytes) {
@@ -100,6 +106,43 @@ template <typename W> void quantize(const float * x, char * row, int64_t k) {
     }
 }
 
+// What a unit of work needs of a row besides quants: deltas and extra numbers
+template <typename W> struct inputs_of {
+    const float * d = nullptr;
+    const typename W::extra * extras = nullptr;
+
+    inputs_of() = default;
+
+    inputs_of(const char * row, int64_t k, int64_t at)
+        : d((const float *) (row + row_layout<W>::deltas(k)) + at / W::delta_size),
+          extras((const typename W::extra *) (row + row_layout<W>::extra(k)) + at / W::block) {}
+
+    // those of the row that lies `bytes` behind this one
+    inputs_of behind(size_t bytes) const {
+        inputs_of other;
+        other.d = (const float *) ((const char *) d + bytes);
+        other.extras = (const typename W::extra *) ((const char *) extras + bytes);
+        return other;
+    }
+
+    // those of the unit's block `sub` alone
+    inputs_of block(int sub) const {
+        inputs_of one = *this;
+        one.d += W::delta_a_block ? sub : 0;
+        one.extras += sub;
+        return one;
+    }
+
+    // where a block's sum begins
+    ints start() const {
+        if constexpr (W::has_offset) {
+            return none();
+        } else {
+            return repeat(extras[0]);
+        }
+    }
+};
+
 // What a unit of work needs of a strip besides quants.
 struct facts {
     alignas(64) float scale[SUBS][COLUMNS];
@@ -163,25 +206,7 @@ template <typename QUANTS> struct of_32 {
 
     static const char * quants(const char * strip, int64_t at) { return strip + at / 32 * bytes; }
 
-    // the inputs' part of a unit
-    struct inputs {
-        const float * d = nullptr;
-        const extra * extras = nullptr;
-
-        inputs() = default;
-
-        inputs(const char * row, int64_t k, int64_t at)
-            : d((const float *) (row + row_layout<of_32>::deltas(k)) + at / 32),
-              extras((const extra *) (row + row_layout<of_32>::extra(k)) + at / 32) {}
-
-        ints start(int sub) const {
-            if constexpr (has_minima) {
-                return none();
-            } else {
-                return repeat(extras[sub]);
-            }
-        }
-    };
+    using inputs = inputs_of<of_32>;
 
     // a row's sum, and a block's share
     struct sum {
@@ -191,9 +216,8 @@ template <typename QUANTS> struct of_32 {
 
         explicit sum(floats before) : value(before) {}
 
-        void add(ints x, int sub, const facts & f, const inputs & in) {
-            const floats y = times(to_floats(x), fact(f.scale[sub]));
-            value = multiply_add(y, repeat(in.d[sub]), value);
+        void add(ints x, floats scale, const inputs & in) {
+            value = multiply_add(times(to_floats(x), scale), repeat(in.d[0]), value);
         }
 
         floats end(const facts & f, const inputs & in) const {
@@ -211,7 +235,7 @@ template <typename QUANTS> struct of_32 {
 
     static floats offset_of(const facts & f, int sub) { return fact(f.minimum[sub]); }
 
-    static constexpr bool direct = QUANTS::direct;
+    static constexpr int direct = QUANTS::direct;
 
     static ints weights(const char * p, int sub, int group) { return QUANTS::weights(p, sub, group); }
 
@@ -244,26 +268,36 @@ template <int BY> inline ints biased(ints x) { return BY ? add8(x, all((int8_t) 
 struct half_deltas {
     static constexpr int delta_bytes = 2;
     static constexpr bool has_minima = false;
-    static constexpr bool direct = true; // to unpack weights costs few instructions
+    static constexpr int direct = CHEAP;
 
     static floats deltas(const char * p) { return halves(p); }
 };
+
+// of Q8_0 in memory: tiles want signed weights, other products have them as they take them
+#if defined(GGML_REPACK_TILES)
+constexpr int STORED_BIAS = 0;
+#else
+constexpr int STORED_BIAS = SIGN_BIAS;
+#endif
 
 struct quants_q8_0 : half_deltas {
     using from = block_q8_0;
     static constexpr int bytes = 8 * VECTOR;
     static constexpr int bias = SIGN_BIAS;
     static constexpr int most = 128 + SIGN_BIAS;
+    static constexpr int direct = STORED_BIAS == SIGN_BIAS ? FREE : CHEAP;
 
     static ints weights(const char * p, int sub, int group) {
-        return biased<SIGN_BIAS>(load(p + bytes * sub + VECTOR * group));
+        return biased<SIGN_BIAS - STORED_BIAS>(load(p + bytes * sub + VECTOR * group));
     }
 
     static const char * tile_weights(const char * p, int, char *) { return p; }
 
     static void put(char * block, int c, const from & in) {
         for (int g = 0; g < 8; g++) {
-            memcpy(block + g * VECTOR + c * 4, in.qs + 4 * g, 4);
+            for (int i = 0; i < 4; i++) {
+                block[g * VECTOR + c * 4 + i] = char(in.qs[4 * g + i] + STORED_BIAS);
+            }
         }
     }
 };
@@ -312,7 +346,7 @@ template <typename FROM, int BIAS> struct quants_of_4 : half_deltas {
 
 // five bits, less BIAS; the fifth ones come last
 template <typename FROM, int BIAS> struct quants_of_5 : half_deltas {
-    static constexpr bool direct = false;
+    static constexpr int direct = DEAR;
     using from = FROM;
     static constexpr int bytes = 4 * VECTOR + VECTOR;
     static constexpr int bias = BIAS;
@@ -410,9 +444,7 @@ template <typename INPUTS> struct sum_of_scaled {
 
     explicit sum_of_scaled(floats before) : before(before) {}
 
-    void add(ints x, int sub, const facts & f, const INPUTS &) {
-        value = multiply_add(to_floats(x), fact(f.scale[sub]), value);
-    }
+    void add(ints x, floats scale, const INPUTS &) { value = multiply_add(to_floats(x), scale, value); }
 
     floats end(const facts & f, const INPUTS & in) const {
         return multiply_add(times(value, fact(f.d)), repeat(in.d[0]), before);
@@ -434,20 +466,6 @@ template <typename INPUTS> struct sum_with_offsets : sum_of_scaled<INPUTS> {
     }
 };
 
-// What a unit of super-blocks, W, needs of the inputs where sums of unsigned weights begin with the extra numbers
-template <typename W> struct inputs_of_256 {
-    const float * d = nullptr;
-    const int32_t * extras = nullptr;
-
-    inputs_of_256() = default;
-
-    inputs_of_256(const char * row, int64_t k, int64_t at)
-        : d((const float *) (row + row_layout<W>::deltas(k)) + at / QK_K),
-          extras((const int32_t *) (row + row_layout<W>::extra(k)) + at / W::block) {}
-
-    ints start(int sub) const { return repeat(extras[sub]); }
-};
-
 // Super-blocks of 256 weights, with a scale and an offset of six bits for every 32: Q4_K, and Q5_K with a bit more. A
 // super-block of a strip: quants, the fifth bits, scales and offsets as below, deltas of both.
 template <typename FROM, bool FIFTH> struct of_256 : scaled_less {
@@ -455,7 +473,7 @@ template <typename FROM, bool FIFTH> struct of_256 : scaled_less {
     static constexpr int block = 32;
     static constexpr int delta_size = QK_K;
     static constexpr bool delta_a_block = false;
-    static constexpr bool direct = !FIFTH;
+    static constexpr int direct = FIFTH ? DEAR : CHEAP;
     static constexpr int most = FIFTH ? 31 : 15;
     static constexpr int quants_size = 32 * VECTOR;
     static constexpr int scales_at = quants_size + (FIFTH ? 8 * VECTOR : 0);
@@ -504,19 +522,7 @@ template <typename FROM, bool FIFTH> struct of_256 : scaled_less {
         store(f.dmin, halves(p + 3 * VECTOR + 2 * COLUMNS));
     }
 
-    struct inputs {
-        const float * d = nullptr;
-        const extra * extras = nullptr;
-
-        inputs() = default;
-
-        inputs(const char * row, int64_t k, int64_t at)
-            : d((const float *) (row + row_layout<of_256>::deltas(k)) + at / QK_K),
-              extras((const extra *) (row + row_layout<of_256>::extra(k)) + at / block) {}
-
-        ints start(int) const { return none(); }
-    };
-
+    using inputs = inputs_of<of_256>;
     using sum = sum_with_offsets<inputs>;
 
     static ints fifth(const char * p, int sub, int group) {
@@ -585,7 +591,7 @@ struct of_q6_K : scaled {
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
     static constexpr bool delta_a_block = false;
-    static constexpr bool direct = false;
+    static constexpr int direct = DEAR;
     static constexpr int most = 63;
     static constexpr int scales_at = (16 + 8) * VECTOR;
     static constexpr int unit_bytes = scales_at + 2 * VECTOR;
@@ -606,7 +612,7 @@ struct of_q6_K : scaled {
         store(f.d, halves(strip + units_size(k) + at / QK_K * 2 * COLUMNS));
     }
 
-    using inputs = inputs_of_256<of_q6_K>;
+    using inputs = inputs_of<of_q6_K>;
     using sum = sum_of_scaled<inputs>;
 
     // 32 weights have the same four bits' place and two bits' shift
@@ -658,7 +664,7 @@ struct of_iq4_xs : scaled {
     static constexpr int block = 32;
     static constexpr int delta_size = QK_K;
     static constexpr bool delta_a_block = false;
-    static constexpr bool direct = true;
+    static constexpr int direct = CHEAP;
     static constexpr int most = 128 + SIGN_BIAS;
     static constexpr int scales_at = 32 * VECTOR;
     static constexpr int unit_bytes = scales_at + six_bits::bytes + 2 * COLUMNS;
@@ -677,7 +683,7 @@ struct of_iq4_xs : scaled {
         store(f.d, halves(p + six_bits::bytes));
     }
 
-    using inputs = inputs_of_256<of_iq4_xs>;
+    using inputs = inputs_of<of_iq4_xs>;
     using sum = sum_of_scaled<inputs>;
 
     static ints weights(const char * p, int sub, int group) { return biased<SIGN_BIAS>(signed_weights(p, sub, group)); }
@@ -722,7 +728,7 @@ struct of_q2_K : scaled_less {
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
     static constexpr bool delta_a_block = false;
-    static constexpr bool direct = false;
+    static constexpr int direct = DEAR;
     static constexpr int most = 3;
     static constexpr int scales_at = 8 * VECTOR;
     static constexpr int unit_bytes = scales_at + 2 * VECTOR;
@@ -754,19 +760,7 @@ struct of_q2_K : scaled_less {
         store(f.dmin, halves(d + 2 * COLUMNS));
     }
 
-    struct inputs {
-        const float * d = nullptr;
-        const extra * extras = nullptr;
-
-        inputs() = default;
-
-        inputs(const char * row, int64_t k, int64_t at)
-            : d((const float *) (row + row_layout<of_q2_K>::deltas(k)) + at / QK_K),
-              extras((const extra *) (row + row_layout<of_q2_K>::extra(k)) + at / block) {}
-
-        ints start(int) const { return none(); }
-    };
-
+    using inputs = inputs_of<of_q2_K>;
     using sum = sum_with_offsets<inputs>;
 
     static ints weights(const char * p, int sub, int group) { return two_bits(p, sub / 2, 4 * (sub % 2) + group); }
@@ -810,7 +804,7 @@ struct of_q3_K : scaled {
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
     static constexpr bool delta_a_block = false;
-    static constexpr bool direct = false;
+    static constexpr int direct = DEAR;
     static constexpr int most = 7;
     static constexpr int scales_at = (8 + 4) * VECTOR;
     static constexpr int unit_bytes = scales_at + six_bits::bytes;
@@ -828,7 +822,7 @@ struct of_q3_K : scaled {
         store(f.d, halves(strip + units_size(k) + at / QK_K * 2 * COLUMNS));
     }
 
-    using inputs = inputs_of_256<of_q3_K>;
+    using inputs = inputs_of<of_q3_K>;
     using sum = sum_of_scaled<inputs>;
 
     static ints bits(const char * p, int part, int group) {
@@ -885,7 +879,7 @@ inline void add_block(const char * p, int sub, const char * const * quants, int6
     static_assert(bytes <= 64 * (groups + 1), "a line a group and one more are too few");
     total<W::most, groups> x[N][PARTS];
     for (int r = 0; r < N; r++) {
-        x[r][0].sum = in[r].start(sub);
+        x[r][0].sum = in[r].block(sub).start();
     }
 #pragma GCC unroll 8
     for (int g = 0; g < groups; g++) {
@@ -904,7 +898,7 @@ inline void add_block(const char * p, int sub, const char * const * quants, int6
         for (int i = 1; i < PARTS; i++) {
             x[r][0].sum = add32(x[r][0].sum, x[r][i].sum);
         }
-        sums[r].add(x[r][0].sum, sub, f, in[r]);
+        sums[r].add(x[r][0].sum, fact(f.scale[sub]), in[r].block(sub));
     }
 }
 
@@ -1179,6 +1173,12 @@ struct many_unit {
     const char * quants[2];
 };
 
+// A pass prefetches a part of the weights of the next two strips: memory is too slow to deliver all of them during one pass.
+struct wanted {
+    int64_t ahead; // of the weights of a block, in bytes
+    int bytes;     // for each block
+};
+
 // Unpacks the blocks of a unit into every second vector
 template <typename W> void unpack(const char * p, int subs, char * to) {
     constexpr int groups = W::block / 4;
@@ -1200,12 +1200,21 @@ template <typename W> void unpack(const char * p, int subs, char * to) {
     }
 }
 
+// A pointer whose origin the compiler does not know. It then addresses each row as an offset from this pointer; otherwise it
+// keeps a pointer for each row and use, more than there are registers.
+template <typename T> inline T * hidden(T * p) {
+#if defined(__GNUC__)
+    asm("" : "+r"(p));
+#endif
+    return p;
+}
+
 // N rows times the units from `at` to `end` of two strips. An input is loaded once for both: loads are what limits one
-// strip at a time. Sums stay in registers from the first unit to the last. The weights that lie `ahead` bytes behind
-// these are wanted next.
+// strip at a time. Sums stay in registers from the first unit to the last. `soon` are
+// prefetched meanwhile.
 template <typename W, int N, bool UNPACKED>
 void many_rows_units(int64_t k, int64_t at, int64_t end, const many_unit * unit, const char * rows, size_t stride,
-                     float * const * out, const int * columns, int64_t ahead) {
+                     float * const * out, const int * columns, const wanted & soon) {
     constexpr int groups = W::block / 4;
     constexpr int bytes = W::unit_bytes / SUBS;
     for (int r = 0; r < N; r++) {
@@ -1220,24 +1229,27 @@ void many_rows_units(int64_t k, int64_t at, int64_t end, const many_unit * unit,
         }
     }
     for (; at < end; at += SUBS * W::block, unit++) {
-        typename W::inputs in[N];
+        const typename W::inputs first(rows, k, at);
         typename W::sum each[N][2];
         for (int r = 0; r < N; r++) {
-            in[r] = typename W::inputs(rows + r * stride, k, at);
             for (int s = 0; s < 2; s++) {
                 each[r][s] = typename W::sum(sums[r][s]);
             }
         }
         const char * quants = rows + at;
+        auto in = first;
 #pragma GCC unroll 1
         for (int sub = 0; sub < unit->strips[0].subs; sub++) {
-            for (int s = 0; s < 2 && ahead; s++) {
-                prefetch(unit->quants[s] + ahead + sub * bytes, bytes);
+            for (int s = 0; s < 2; s++) {
+                prefetch(unit->quants[s] + soon.ahead + sub * bytes, soon.bytes);
             }
+            quants = hidden(quants);
+            in.d = hidden(in.d);
+            in.extras = hidden(in.extras);
             total<W::most, groups> x[N][2];
             for (int r = 0; r < N; r++) {
                 for (int s = 0; s < 2; s++) {
-                    x[r][s].sum = in[r].start(sub);
+                    x[r][s].sum = in.behind(r * stride).start();
                 }
             }
 #pragma GCC unroll 8
@@ -1256,14 +1268,15 @@ void many_rows_units(int64_t k, int64_t at, int64_t end, const many_unit * unit,
             }
             for (int r = 0; r < N; r++) {
                 for (int s = 0; s < 2; s++) {
-                    each[r][s].add(x[r][s].sum, sub, unit->strips[s], in[r]);
+                    each[r][s].add(x[r][s].sum, fact(unit->strips[s].scale[sub]), in.behind(r * stride));
                 }
             }
             quants += W::block;
+            in = in.block(1);
         }
         for (int r = 0; r < N; r++) {
             for (int s = 0; s < 2; s++) {
-                sums[r][s] = each[r][s].end(unit->strips[s], in[r]);
+                sums[r][s] = each[r][s].end(unit->strips[s], first.behind(r * stride));
             }
         }
     }
@@ -1276,12 +1289,12 @@ void many_rows_units(int64_t k, int64_t at, int64_t end, const many_unit * unit,
 
 template <typename W, int N, bool UNPACKED>
 void many_of_rows(int n, int64_t k, int64_t at, int64_t end, const many_unit * units, const char * rows, size_t stride,
-                  float * const * out, const int * columns, int64_t ahead) {
+                  float * const * out, const int * columns, const wanted & soon) {
     if (n == N) {
-        return many_rows_units<W, N, UNPACKED>(k, at, end, units, rows, stride, out, columns, ahead);
+        return many_rows_units<W, N, UNPACKED>(k, at, end, units, rows, stride, out, columns, soon);
     }
     if constexpr (N > 1) {
-        many_of_rows<W, N - 1, UNPACKED>(n, k, at, end, units, rows, stride, out, columns, ahead);
+        many_of_rows<W, N - 1, UNPACKED>(n, k, at, end, units, rows, stride, out, columns, soon);
     }
 }
 
@@ -1317,8 +1330,11 @@ void many_rows(int64_t k, const char * weights, int strips, const char * inputs,
             for (int r = 0, n = 0; r < rows; r += n) {
                 const int passes = (rows - r + most - 1) / most; // of about as many rows
                 n = (rows - r + passes - 1) / passes;
+                constexpr int bytes = W::unit_bytes / SUBS;
+                const int done = bytes * r / rows;
+                const wanted soon = { 2 * size + done, bytes * (r + n) / rows - done };
                 many_of_rows<W, most, UNPACKED>(n, k, start, end, units, inputs + r * stride, stride, out + r, columns,
-                                                r ? 0 : 2 * size);
+                                                soon);
             }
         }
     }
@@ -1339,13 +1355,12 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
     }
 #endif
     if (rows == 1) {
-        static const reading how(W::direct);
+        static const reading how(W::direct >= CHEAP);
         const auto multiply = how.lines ? few_rows<W, 1, true> : few_rows<W, 1, false>;
         for (int s = 0; s < strips; s++) {
             multiply(k, weights + s * W::strip_size(k), inputs, stride, out, COLUMNS * s, how.bursts);
         }
-    } else if (rows <= (W::direct ? PASS : has_dot ? 12 : 7)) {
-        // unpacked in each pass, which costs less than a copy that few read
+    } else if (rows <= W::direct) {
         many_rows<W, false>(k, weights, strips, inputs, stride, rows, out, scratch);
     } else {
         many_rows<W, true>(k, weights, strips, inputs, stride, rows, out, scratch);

@@ -11,6 +11,7 @@
 #include "traits.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 
@@ -148,7 +149,9 @@ template <typename BASE> class wide_traits : public BASE {
         size_t entries;  // int64: token * experts of a token + place
         size_t own;      // of the first thread
         size_t own_size;
-        size_t copies; // in it: rows of an expert side by side
+        // in it, behind the number of its chunks that are taken
+        size_t scratch;
+        size_t copies; // rows of an expert side by side
 
         layout(const ggml_wide_kernel & kernel, const ggml_tensor * op) {
             const int64_t k = op->src[1]->ne[0];
@@ -176,13 +179,13 @@ template <typename BASE> class wide_traits : public BASE {
             }
             starts = take(experts ? (2 * op->src[0]->ne[2] + 1) * sizeof(int64_t) : 0);
             entries = take(experts ? ggml_nelements(op->src[2]) * sizeof(int64_t) : 0);
-            own = end;
-            size_t scratch = kernel.scratch_size(k);
+            own = take(sizeof(std::atomic<int64_t>));
+            size_t most_scratch = kernel.scratch_size(k);
             if (prompts) {
                 const int64_t most = experts ? group : std::min<int64_t>(n, GGML_WIDE_PROMPT_ROWS);
-                scratch = std::max(scratch, prompts->scratch_size(PANEL, int(most)));
+                most_scratch = std::max(most_scratch, prompts->scratch_size(PANEL, int(most)));
             }
-            take(scratch);
+            scratch = take(most_scratch) - own;
             copies = take(experts ? std::max(GROUP * row, group * prompt_row) : 0) - own;
             own_size = end - own;
         }
@@ -199,17 +202,23 @@ template <typename BASE> class wide_traits : public BASE {
         return (const float *) ((const char *) in->data + i1 * in->nb[1] + i2 * in->nb[2] + i3 * in->nb[3]);
     }
 
-    // strips [first, last) of columns for rows by groups that stay in the second level cache beside some weights
+    // Most rows of a group, which stay in the second level cache
+    static int64_t group_size(size_t row) {
+        constexpr int64_t kept = 5 << 16; // bytes
+        constexpr int64_t pass = 12;      // kernels take four or six rows at a time
+        return std::clamp<int64_t>(kept / row, GROUP + pass, MANY) / pass * pass;
+    }
+
+    // strips [first, last) of columns for rows [begin, end)
     template <typename ROW_OUT>
     void multiply(int64_t k, const char * weights, size_t strip_size, int64_t first, int64_t last, const char * rows,
-                  size_t row, int64_t n, char * scratch, ROW_OUT && row_out) const {
-        constexpr int64_t kept_weights = 1 << 19; // bytes
-        constexpr int64_t kept_rows = 1 << 18;
-        const int64_t group = std::clamp<int64_t>(kept_rows / row, GROUP, MANY);
-        const int64_t panel = n <= group ? last - first : std::max<int64_t>(4, kept_weights / strip_size / 4 * 4);
+                  size_t row, int64_t begin, int64_t end, char * scratch, ROW_OUT && row_out) const {
+        constexpr int64_t kept = 1 << 19; // bytes of weights that stay in the second level cache for all rows
+        const int64_t panel = end - begin <= GROUP ? last - first : std::max<int64_t>(4, kept / strip_size / 4 * 4);
+        const int64_t group = group_size(row);
         for (int64_t s = first; s < last; s += panel) {
-            for (int64_t r = 0; r < n; r += group) {
-                const int64_t count = std::min<int64_t>(group, n - r);
+            for (int64_t r = begin; r < end; r += group) {
+                const int64_t count = std::min(group, end - r);
                 float * out[MANY];
                 for (int64_t i = 0; i < count; i++) {
                     out[i] = row_out(r + i) + s * STRIP;
@@ -243,7 +252,8 @@ template <typename BASE> class wide_traits : public BASE {
         const int64_t k = in->ne[0];
         const layout at(kernel, op);
         char * memory = aligned(params->wdata);
-        char * scratch = memory + at.own + params->ith * at.own_size;
+        const auto own = [&](int64_t thread) { return memory + at.own + thread * at.own_size; };
+        char * scratch = own(params->ith) + at.scratch;
         int32_t * order[2] = { (int32_t *) (memory + at.order[0]), (int32_t *) (memory + at.order[1]) };
         int64_t n[2] = { 0, 0 };
         for (int64_t i = 0; i < ggml_nrows(in); i++) {
@@ -261,34 +271,50 @@ template <typename BASE> class wide_traits : public BASE {
             }
         }
 
-        // Pairs of strips in chunks. The last chunk of a thread may leave the others waiting, so chunks are small: with four
-        // for each thread, one of two threads had 10 of the 18 pairs of a matrix of 576 columns. Rows of prompts stay in
-        // the second level cache for all strips of a chunk, which are more for them.
+        // A chunk is a part of the pairs of strips for a group of rows. All groups have a part's weights in turn, while
+        // these are in the third level cache. A thread computes chunks that lie side by side, because it prefetches the
+        // next weights; then it takes chunks that are left of other threads' shares. The last chunk of a thread may leave
+        // the others waiting, so chunks are small: with four for each thread, one of two threads had 10 of the 18 pairs of
+        // a matrix of 576 columns. Rows of prompts stay in the second level cache for all strips of a chunk, so their
+        // chunks have more strips.
         const int64_t strips = weights->ne[1] / STRIP;
         const int64_t pairs = (strips + 1) / 2;
-        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 4 : 16));
-        if (params->ith == 0) {
-            ggml_threadpool_chunk_set(params->threadpool, params->nth);
-        }
+        const int64_t group = n[1] ? n[0] : group_size(at.row);
+        const int64_t groups = n[1] ? 1 : (n[0] + group - 1) / group;
+        const int64_t wanted = params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 4 : 16);
+        const int64_t parts = std::min(pairs, (wanted + groups - 1) / groups);
+        const int64_t chunks = parts * groups;
+        new (own(params->ith)) std::atomic<int64_t>(0);
         ggml_barrier(params->threadpool);
 
         const size_t strip_size = STRIP * weights->nb[1];
-        for (int64_t chunk = params->ith; chunk < chunks;) {
-            const int64_t first = 2 * (pairs * chunk / chunks);
-            const int64_t last = std::min(strips, 2 * (pairs * (chunk + 1) / chunks));
+        const auto multiply_chunk = [&](int64_t chunk) {
+            const int64_t part = chunk / groups;
+            const int64_t begin = group * (chunk % groups);
+            const int64_t until = std::min(n[0], begin + group);
+            const int64_t first = 2 * (pairs * part / parts);
+            const int64_t last = std::min(strips, 2 * (pairs * (part + 1) / parts));
             for (int64_t s = first; s < last;
                  s += n[0] && n[1] ? PANEL : last) { // both kinds while the weights are there
                 const int64_t end = n[0] && n[1] ? std::min<int64_t>(s + PANEL, last) : last;
                 if (n[0]) {
-                    multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, n[0],
-                             scratch, [&](int64_t i) { return row_out(op, order[0][i]); });
+                    multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, begin,
+                             until, scratch, [&](int64_t i) { return row_out(op, order[0][i]); });
                 }
                 if (n[1]) {
                     multiply_prompts(k, (const char *) weights->data, strip_size, s, end, memory + at.prompt_rows,
                                      at.prompt_row, n[1], scratch, [&](int64_t i) { return row_out(op, order[1][i]); });
                 }
             }
-            chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
+        };
+        for (int i = 0; i < params->nth; i++) {
+            const int64_t thread = (params->ith + i) % params->nth;
+            const int64_t first = chunks * thread / params->nth;
+            const int64_t last = chunks * (thread + 1) / params->nth;
+            auto & taken = *(std::atomic<int64_t> *) own(thread);
+            for (int64_t chunk; (chunk = first + taken.fetch_add(1)) < last;) {
+                multiply_chunk(chunk);
+            }
         }
     }
 
@@ -313,6 +339,7 @@ template <typename BASE> class wide_traits : public BASE {
         int64_t * starts = (int64_t *) (memory + at.starts);
         int64_t * entries = (int64_t *) (memory + at.entries);
         char * own = memory + at.own + params->ith * at.own_size;
+        char * scratch = own + at.scratch;
         char * copies = own + at.copies;
         for (int64_t i = params->ith; i < ggml_nrows(in); i += params->nth) {
             if (at.is_prompt(i / in->ne[1])) {
@@ -356,9 +383,9 @@ template <typename BASE> class wide_traits : public BASE {
                     return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]);
                 };
                 if (is_prompt) {
-                    multiply_prompts(k, of_expert, strip_size, first, last, copies, at.prompt_row, count, own, out);
+                    multiply_prompts(k, of_expert, strip_size, first, last, copies, at.prompt_row, count, scratch, out);
                 } else {
-                    multiply(k, of_expert, strip_size, first, last, copies, at.row, count, own, out);
+                    multiply(k, of_expert, strip_size, first, last, copies, at.row, 0, count, scratch, out);
                 }
             }
         }
