@@ -90,7 +90,8 @@ __all__ = [
     "__version__",
 ]
 
-# Names are imported on first use: the command line handles signals before slow imports, and few programs need all.
+# Public names by module, imported on first use. So the command line can handle signals before slow imports, and a
+# program imports only what it needs.
 _NAMES = {
     "client.base": ("Heartbeat",),
     "config": ("EngineConfig",),

@@ -16,7 +16,7 @@
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
     ├── QueueFull                      max_queue requests wait already; no request of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
-    ├── MemoryPlanError                the requested engine does not fit in memory; the message shows the sum
+    ├── MemoryPlanError                the engine does not fit in memory; the message shows needed and free memory
     ├── OutputError                    a job's output cannot be written; the rows written so far stay
     └── EngineError                    the engine itself
         └── EngineClosedError          a call after close(), or the engine died
@@ -122,7 +122,7 @@ class SetupError(LlamaBatchError):
 
 
 class MemoryPlanError(LlamaBatchError):
-    """The requested engine does not fit in memory; the message shows the sum."""
+    """The requested engine does not fit in memory; the message shows needed and free memory."""
 
 
 class OutputError(LlamaBatchError):
@@ -159,7 +159,7 @@ def error_class(name: str | None) -> type[LlamaBatchError]:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error's text for the output of a request, after the name of its type unless a LlamaBatchError."""
+    """Returns an error's text for the output of a request. The type comes first, except for a LlamaBatchError."""
     try:
         text = str(error)
     except Exception:  # a caller's class can raise anything

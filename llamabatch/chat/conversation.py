@@ -24,7 +24,7 @@ def without_template(option: str) -> str:
     """Returns the error message for a model without a chat template.
 
     Args:
-        option: the option that sets llama-server's default template, as the caller writes it.
+        option: the option for a template as the caller writes it, such as chat_template="chatml".
     """
     return f"this model has no chat template; give {option}, or the template of its family"
 
@@ -133,7 +133,7 @@ def _first_text(
             # The traceback is dropped: its frames refer to `refusal` (a cycle) and to all values of the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # the other variables would cost as much
+                break  # another try would cost as much
     if incomplete is not None:
         return incomplete
     assert refusal is not None
@@ -141,7 +141,7 @@ def _first_text(
 
 
 def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a tool without the null fields of its function, which templates would write as "None"."""
+    """Returns a tool without the null fields of its function. Templates would write them as "None"."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool

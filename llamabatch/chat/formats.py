@@ -53,7 +53,8 @@ def check_tags(given: object) -> tuple[str, str]:
     return start, end
 
 
-# Each row: name, texts that must all be in the template, start tag, end tag. The first row that fits is used.
+# Families of models that think between tags. Each row: name, texts that must all be in the template, start tag, end
+# tag. The first row that fits is used.
 _FAMILIES: Sequence[tuple[str, tuple[str, ...], str, str]] = (
     ("gemma-4", ("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
     ("magistral", ("[THINK]", "[/THINK]"), "[THINK]", "[/THINK]"),
@@ -84,7 +85,7 @@ def _reasoning_of(template: str) -> ReasoningTags | None:
 
 
 def _closing(template: str, end: str) -> str:
-    r"""Returns `end` with the line breaks around it in the template, which writes each as \n in a string."""
+    r"""Returns `end` with the line breaks that surround it in the template. The template's source writes them as \n."""
     found = re.findall(r"((?:\\n){0,2})" + re.escape(end) + r"((?:\\n){0,2})", template)
     before = max((min(len(breaks) // 2, 1) for breaks, _ in found), default=0)
     after = max((len(breaks) // 2 for _, breaks in found), default=0)

@@ -182,8 +182,8 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
 
 
 def _faults(text: str, words: list[str]) -> int:
-    """Counts the faults of a rendered trial: each word that is not found exactly once, a wrong order, a missing name of
-    the function, and each text of _NOBODYS that is found."""
+    """Counts the faults of a rendered trial: words that are not found exactly once, a wrong order, a missing function
+    name, and texts that are not in the conversation, such as None."""
     missing = sum(text.count(word) != 1 for word in words)
     first, last, between = text.find(words[0]), text.find(words[-1]), [text.find(word) for word in words[1:-1]]
     in_order = all(first < at < last for at in between) and between[-1] == max(between)
@@ -207,7 +207,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # even if such a template writes the role "tool", its model does not know this role
+                continue  # if the template does not mention "tool", its model does not know this role
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],
@@ -218,7 +218,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # the other forms would exceed the budget, too, and so would the conversation
+                return [FORMS[0]]  # the other forms and the conversation would also exceed the budget
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:

@@ -44,11 +44,11 @@ def as_messages(conversation: object) -> Conversation:
 
 
 def dropped_first(messages: Conversation) -> list[int]:
-    """Returns the number of the turn of each message; 0: the message always stays.
+    """Returns the turn number of each message; 0: the message always stays.
 
-    If a conversation is too long, turns are dropped from the first on. A turn is a question with all that follows it,
-    up to the next question. After the last question a turn is an answer with the results of its calls. The last
-    question, the last turn after it, and system messages stay.
+    If a conversation is too long, its first turns are dropped. A turn is a question and all messages up to the next
+    question. After the last question, a turn is an answer with the results of its calls. The last question, the last
+    turn after it, and system messages stay.
     """
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     last = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
@@ -144,7 +144,7 @@ def _text_of(place: str, part: object) -> tuple[str, bool]:
     kind = part.get("type")
     text = part.get(kind) if kind in ("text", "refusal", MEDIA_MARK) else None
     if text is None and kind == "text" and "text" in part:
-        text = ""  # some programs store null
+        text = ""  # some programs store null as the text
     if not isinstance(text, str):
         raise PromptError(f"content of {place} has a part of type {show(kind)}; give parts of text, pictures or sounds")
     return text, kind == MEDIA_MARK

@@ -15,9 +15,10 @@ from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
 
-# Variables of a template that a caller cannot set, because templates rely on their values: variables that llamabatch
-# sets, functions of jinja2's environment, and words of jinja2.
+# Variables of a template that chat() has as separate keywords.
 _OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
+# Variables of a template that a caller cannot set in chat_template_kwargs, because templates rely on their values.
+# They are variables that llamabatch sets, functions of jinja2's environment, and words of jinja2.
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
     *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"),
@@ -46,8 +47,8 @@ class ChatOptions:
         usual: Default variables for any template. A variable is passed on if the template reads it and `kwargs` does
             not have it.
         template: jinja2 source in place of the model's own template; None: the model's.
-        add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
-            continue_final_message.
+        add_generation_prompt: the prompt ends with the header of the assistant's answer; None: True if
+            continue_final_message is False.
         continue_final_message: the prompt ends with the last message, an assistant's. The answer continues it.
         tool_choice: "auto": the model decides whether to call a tool; "none": the answer is not searched for calls;
             "required": a tool must be called; {"type": "function", "function": {"name": …}}: this tool must be called;
@@ -117,7 +118,7 @@ class ChatOptions:
 
     @property
     def _callable(self) -> dict[str, Mapping[str, Any]]:
-        """`schemas` of the functions that may be called."""
+        """The part of `schemas` whose functions may be called."""
         allowed = _allowed(self.tool_choice)
         return {name: schema for name, schema in self.schemas.items() if allowed is None or name in allowed.names}
 
@@ -137,7 +138,7 @@ class ChatOptions:
 
     @property
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """`schemas` for answers that need no call. A function without "strict" accepts any object."""
+        """The schemas of callable functions, for optional calls. A function without "strict" accepts any object."""
         strict, loose = self.strict_tools, {"type": "object"}
         return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 

@@ -36,8 +36,8 @@ class OutputParser:
     Args:
         chat_format: the format of the model.
         thinking: the state of the thinking where the prompt ends.
-        special: Marks that are special tokens of the vocabulary. Ordinary text cannot contain special tokens, so they
-            count anywhere. Other tags count only at the beginning of the answer.
+        special: Marks that are special tokens of the vocabulary. Ordinary text cannot contain special tokens, so these
+            marks count anywhere. Other tags count only at the beginning of the answer.
         ends_thinking: marks of calls that also end the thinking.
         make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
 
@@ -100,7 +100,7 @@ def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 class _Parts:
-    """A collector of the parts of a delta: thinking without white space around it, and text from the tool parser."""
+    """A collector of the parts of a delta: thinking without white space around it, text, and tool calls."""
 
     def __init__(self, tool_parser: TextParser | None) -> None:
         self.has_reasoned = False
@@ -134,7 +134,7 @@ class _Parts:
             self._take_in(self.tool_parser.finish())
 
     def take(self) -> Delta:
-        """Returns the parts since the last call."""
+        """Returns the parts collected since the last take()."""
         delta = Delta(self._reasoning, self._text, tuple(self._calls))
         self._reasoning, self._text, self._calls = "", "", []
         return delta
@@ -183,7 +183,7 @@ class _Tags:
         self._stops = stops
         self._anywhere = anywhere
         self._held = ""
-        self._gap = 0  # line breaks that may still be dropped
+        self._gap = 0  # number of line breaks that may still be dropped
         steps = {Thinking.INSIDE: self._opened, Thinking.POSSIBLE: self._before, Thinking.OVER: self._after}
         self._step: Callable[[], bool] = steps[thinking]
         if thinking is Thinking.INSIDE:
@@ -368,13 +368,13 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """Returns True if the text begins with a mark or recipient of a header, or may still do so."""
+    """Returns True if the text begins with a mark or recipient of a header, or may do so with more text."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 
 
 def held_length(text: str, marks: Iterable[str]) -> int:
-    """Returns the length of the longest end of the text that is the incomplete beginning of a mark."""
+    """Returns the number of characters at the end of the text that may be the beginning of a mark."""
     longest = 0
     for mark in marks:
         for length in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -24,7 +24,7 @@ class Scanner:
     Attributes:
         ended: no more text comes.
         at: position of the next character in `buffer`.
-        buffer: text that is still needed: from the mark on, or without a mark from the next character on.
+        buffer: text that is still needed: from the mark on, or, without a mark, from the next character on.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Scanner:
             self._mark = 0
 
     def mark(self, length: int) -> None:
-        """Remembers the position `length` characters before this one."""
+        """Remembers the position `length` characters before the current position."""
         self._mark = self.at - length
 
     def unmark(self) -> None:
@@ -102,7 +102,7 @@ class Scanner:
                 return read
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], object]) -> Reading[str]:
-        """Emits text up to the first marker, then reads the marker and returns it; "": the text ended without one."""
+        """Emits text up to the first marker, then reads the marker and returns it; "": the text has no marker."""
         while True:
             first, marker = self._find(markers, self.at)
             held = self._held(markers)
@@ -116,7 +116,7 @@ class Scanner:
                 return ""
 
     def text_until(self, markers: tuple[str, ...], most: int) -> Reading[tuple[str, str]]:
-        """Reads up to the first marker; returns text and marker, or "", "" if none is within `most` characters."""
+        """Reads up to the first marker; returns text and marker, or "", "" if no marker is within `most` characters."""
         longest = max(map(len, markers))
         while True:
             first, marker = self._find(markers, self.at)
@@ -202,7 +202,7 @@ class JsonScan:
         return at, "".join(made)
 
     def end(self) -> None:
-        """Ends the value when the text has ended. A number, true, false or null on its own has no other end."""
+        """Ends the text. A number, true, false or null outside of lists and objects may be complete only now."""
         if self._state == _SCALAR and not self._closers:
             self._state = _DONE if _SCALARS.fullmatch(self._scalar) else _BAD
 

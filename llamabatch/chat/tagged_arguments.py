@@ -37,7 +37,7 @@ class Form:
 
     Attributes:
         named: schemas of arguments by name, in the order in which the arguments come.
-        is_listed: no other names are allowed, unless `patterns` or `other` allows them.
+        is_listed: a name outside of `named` is allowed only by `patterns` or `other`.
         patterns: schemas of other arguments, by a regular expression that is found in the name.
         other: the schema of all remaining arguments; None: the schema does not mention them.
         least, most: bounds of the number of arguments; None: no bound.
@@ -52,8 +52,8 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """Returns the schema of the argument `name`. For a name outside of `named` this is `other`, or True (any value)
-        if there are patterns or no `other`."""
+        """Returns the schema of the argument `name`. A name outside of `named` has the schema `other`, or True
+        (any value) if there are patterns or no `other`."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -156,7 +156,7 @@ class Forms:
         )
 
     def _check_apart(self, each: Sequence[Sequence[Form]]) -> None:
-        """Raises SamplingError if the same arguments may fit two of these schemas. `each`: the forms of each schema."""
+        """Raises SamplingError if the same arguments may fit two schemas of a oneOf. `each`: the forms by schema."""
         for some, others in itertools.combinations(each, 2):
             if not all(self._are_apart(one, other) for one in some for other in others):
                 raise refused(
@@ -203,9 +203,9 @@ def arguments(
     """Adds the rules of all arguments of a function. Returns the expression that uses the rules.
 
     Args:
-        number: a number that no other function has.
+        number: part of the rules' names; no other function has this number.
         root: the schema of the arguments, as far as a grammar can express it.
-        check: raises SamplingError for names that the reader could not find in a call.
+        check: raises SamplingError for argument names that calls of the model's family cannot express.
         budget: the budget of the request.
 
     Raises:
@@ -233,7 +233,7 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns a form that also has a schema for each required name, and one for all remaining names (`other`)."""
+    """Returns the form with each required name in `named`. `other` becomes True or False if it was None."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -243,7 +243,7 @@ class _Arguments:
     """A writer of the rules of one form.
 
     Args:
-        names: the names in all forms. An argument that the schema does not name cannot have one of these names.
+        names: all names of all forms. An argument that the schema does not name cannot have one of these names.
 
     Attributes:
         impossible: the name of a required argument that no value fits; None: no such argument was found.
@@ -283,7 +283,7 @@ class _Arguments:
         return self._counted(items, free, max(0, least), most)
 
     def _free(self, form: Form) -> Iterator[str]:
-        """Yields the rules of arguments that the schema does not name: for each pattern, then for all other names."""
+        """Yields rules of arguments that the schema does not name: one for each pattern, then one for other names."""
         patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
         if len(patterns) * sum(map(len, patterns.values())) > MAX_CHARS:
             raise refused(self._about, f"have {len(patterns)} patternProperties, which are too many")
@@ -295,7 +295,7 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
-            # The start is one terminal, as for a named argument: the lexer could not go back between several terminals.
+            # The start is one terminal, as for a named argument, because the lexer cannot go back between terminals.
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
             start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
@@ -303,7 +303,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules that count optional arguments: one for each argument and number of optional ones before it."""
+        """Adds rules that count: for each argument, one rule per number of optional arguments before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

@@ -77,8 +77,8 @@ class Values:
     def rule(self, place: str, name: str, start: str, schema: object) -> str | None:
         """Adds the rules of an argument. Returns the expression that uses the rules; None: no value fits the schema.
 
-        One terminal matches strings and words of JSON together with the text around them. If neither fits the schema,
-        the terminal is left out.
+        One terminal matches strings and _Words, together with the text around them. If neither fits the schema, the
+        terminal is left out.
 
         Args:
             place: suffix of the rules' names; no other argument has this suffix.
@@ -118,7 +118,7 @@ class Values:
         return f"{self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}"
 
     def _with_definitions(self, schema: object) -> dict[str, Any]:
-        """Returns a schema with all schemas that it refers to, copied from the root to its $defs."""
+        """Returns the schema with $defs of its own, which contain copies of all schemas that it refers to."""
         names: dict[str, str] = {}
 
         def renamed(part: Any) -> Any:
@@ -161,7 +161,7 @@ class _Words:
     Between tags, words and strings are written alike. So one terminal must match both.
 
     Attributes:
-        is_bounded: the schema restricts numbers by bounds or by oneOf, which words cannot express.
+        is_bounded: the schema restricts numbers by bounds or by oneOf. Then no word is a number.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class _Words:
         return found + [quoted(json.dumps(each)) for each in self._numbers if self._fits(self._schema, each)]
 
     def _look(self, schema: object, seen: set[str]) -> None:
-        """Collects the numbers and bounds of a schema and of all schemas that it joins."""
+        """Collects the numbers and bounds of a schema, and of the schemas in its allOf, anyOf, oneOf and $ref."""
         if not isinstance(schema, Mapping):
             return
         self._spend(1)
@@ -246,7 +246,7 @@ class Texts:
         self._read_as = read_as
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
-        """Returns an expression of the texts of `content` that a reader returns as strings, unchanged.
+        """Returns an expression of the texts that match `content` and that a reader returns unchanged, as strings.
 
         Args:
             as_any: also allow texts that a reader reads as JSON.

@@ -43,10 +43,12 @@ from llamabatch.chat.template_prices import (
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import show
 
-MAX_SOURCE = 256 * 2**10  # most characters; more take seconds to compile, and the longest known template has 40 KB
+# Most characters of a template; more take seconds to compile. The longest known template has 40 KB.
+MAX_SOURCE = 256 * 2**10
 # Units of work for one rendering. A unit is the time of writing a byte: some nanoseconds.
 BUDGET = 128 * 2**20
-PER_BYTE = 2048  # more units for each byte of the conversation: a template may read all bytes for each message
+# Units added to BUDGET for each byte of a conversation. A template may read the whole conversation for each message.
+PER_BYTE = 2048
 MAX_BUDGET = 2**31
 MAX_BITS = 2**14  # most bits of a whole number
 _CALL, _ITEM = 256, 64
@@ -292,7 +294,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def concat(self, pieces: Any) -> str:  # type: ignore[override]  # the base class has a function
-        text = "".join(pieces)  # each piece is paid for
+        text = "".join(pieces)  # the pieces are paid for already
         self.spend(len(text))
         return text
 
@@ -325,7 +327,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
-        text: str = value.__self__  # type: ignore[attr-defined]  # it is a method
+        text: str = value.__self__  # type: ignore[attr-defined]  # `value` is a bound method
         formatter = _MarkupFormatter(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
         by_mapping = value.__name__ == "format_map"
 
@@ -340,7 +342,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL + 8 * (len(args) + len(kwargs)))
-        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # these three pay while they run
+        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # macros, blocks and loops pay while they run
             # native code would read an iterator without paying
             args = tuple(list(value) if isinstance(value, _Items) else value for value in args)
             for value in (*args, *kwargs.values()):
@@ -360,7 +362,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metered:
-    """A `with` block that sets the meter of a thread. A rendering inside another one pays from its own meter."""
+    """A `with` block that sets the meter of a thread. A rendering inside another rendering pays from its own meter."""
 
     def __init__(self, of_thread: threading.local, meter: Meter) -> None:
         self._of_thread, self._meter = of_thread, meter

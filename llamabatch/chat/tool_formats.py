@@ -70,9 +70,9 @@ class ToolFormat:
         notation: the notation that the grammar allows; the reader also accepts variants.
         marks: texts of the notation that may be special tokens of a vocabulary.
         ends_thinking: marks of calls that also end an unclosed thinking part.
-        thought: beginning and end of a thinking part before the calls, if the grammar itself has to allow one.
+        thought: beginning and end of a thinking part before the calls, if the grammar has to allow this part.
         answer: text that begins an answer without calls, for families with `thought`.
-        id_letters: number of letters and digits in a call's id; 0: "call_" and 24 of them, as in OpenAI's ids.
+        id_letters: number of letters and digits in a call's id; 0: 24 behind "call_", as in OpenAI's ids.
     """
 
     name: str

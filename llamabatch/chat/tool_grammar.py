@@ -31,9 +31,9 @@ class CallGrammar(NamedTuple):
     """A grammar of tool calls in Lark's notation.
 
     Attributes:
-        left_out: the parts that the grammar does not enforce, as "format 'password'", and the functions that no call
-            can name, as "function 'f'". "grammar 'f.input'" is the Lark grammar of an argument: JSON notations cannot
-            enforce it, because strings in JSON have escapes.
+        left_out: the parts that the grammar does not enforce, such as "format 'password'", and the functions that no
+            call can name, such as "function 'f'". "grammar 'f.input'" means the Lark grammar of an argument. JSON
+            notations cannot enforce a Lark grammar, because strings in JSON have escapes.
     """
 
     lark: str
@@ -50,7 +50,7 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
         parallel: allow more than one call.
 
     Raises:
-        SamplingError: for every tool, the notation cannot express its name or a part of its schema.
+        SamplingError: every tool has a name or a part of its schema that the notation cannot express.
     """
     return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=True)
 
@@ -217,7 +217,8 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a schema that forbids arguments it does not name, unless it has additionalProperties."""
+    """Returns a schema that allows only named arguments. Returns `schema` itself if it has additionalProperties, or if
+    names_of() returns None."""
     names = names_of(schema)
     if names is None or "additionalProperties" in schema:
         return schema
@@ -249,7 +250,7 @@ def _in_lark(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -> None:
-    """Raises SamplingError for an argument name that the reader of the family could not find in a call."""
+    """Raises SamplingError for an argument name that calls in this format cannot express."""
     if _reads(tool_format, function, names):
         return
     for name in names:
@@ -264,7 +265,7 @@ def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingE
 
 
 def _reads(tool_format: ToolFormat, name: str, names: Sequence[str]) -> bool:
-    """Returns True if the reader of the family reads back a call with these names."""
+    """Returns True if a call with these names, written in this format, is read back with the same names."""
     if all(map(_PLAIN.fullmatch, (name, *names))):
         return True
     given = dict.fromkeys(names, "x")

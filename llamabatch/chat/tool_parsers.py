@@ -21,7 +21,7 @@ Reader = Callable[["ToolParser"], Generator[None, None, None]]
 
 _MOST_HEADER = 512  # most characters of the part of a call that contains its name
 _NEVER = ("\0\0",)  # a marker that no model writes
-_NO, _WHOLE, _BROKEN = range(3)  # no call; a whole call; a call with arguments that are no JSON, up to its end marker
+_NO, _WHOLE, _BROKEN = range(3)  # results: no call; a whole call; a call with invalid or cut-off arguments
 
 
 class ToolParser:
@@ -128,8 +128,8 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>. At the beginning a call, or a list of calls, may come
-    without the tag."""
+    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>. At the beginning of the text, a call or a list of
+    calls may come without the tag."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -171,7 +171,7 @@ def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
 
 
 def _json_objects(p: ToolParser, ends: tuple[str, ...] = (), *separators: str) -> Reading[int]:
-    """Reads calls one after another. Returns _NO only if the first object is no call.
+    """Reads calls one after another. Returns the result of the last call; _NO: the first object is no call.
 
     Args:
         ends: markers that end arguments which are no JSON.
@@ -249,7 +249,7 @@ def _kimi_call(p: ToolParser, end: str) -> Reading[int]:
 def _sections(
     p: ToolParser, read: Callable[[ToolParser, str], Reading[int]], section: str, begin: str, end: str, last: str
 ) -> Reading[None]:
-    """Reads sections of calls. A section is the marker `section`, then `begin`, a call and `end` repeated, then `last`.
+    """Reads sections of calls: the marker `section`, then `begin`, a call and `end` for each call, then `last`.
 
     Args:
         read: (parser, `end`) -> result; reads a call up to the marker `end`.
@@ -285,7 +285,7 @@ def _function_tags(p: ToolParser, begin: str, end: str, around: str) -> Reading[
     """Reads <function=name><parameter=key>value</parameter></function>, between the tags `begin` and `end`.
 
     Args:
-        around: text on both sides of a value that is not part of the value.
+        around: text before and behind a value; it is not part of the value.
     """
     s = p.scanner
     closing = (f"{around}</parameter>", "</parameter>") if around else ("</parameter>",)
@@ -366,7 +366,7 @@ _NESTED = {"[": "array", "{": "object"}
 
 
 class _Arguments:
-    """The arguments of a call in a family that writes each value between tags. They are emitted as JSON."""
+    """The arguments of a call with each value between tags. They are emitted as JSON."""
 
     def __init__(self, p: ToolParser, name: str) -> None:
         self._p = p
@@ -538,7 +538,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _object(value: str) -> str | None:
-    """Returns the object in a JSON value (an object, null, or a string with either) as text; None: there is none."""
+    """Returns an object as JSON text, from an object, null ("{}") or a string with either; None for other values."""
     value = value.strip()
     if value.startswith('"'):
         value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()

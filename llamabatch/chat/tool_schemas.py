@@ -44,7 +44,7 @@ class Budget:
 
 
 def types_of(schema: object, root: object) -> frozenset[str] | None:
-    """Returns the types that a JSON schema allows, with "integer" for each "number"; None: any type.
+    """Returns the types that a JSON schema allows; "number" includes "integer". None: any type.
 
     Args:
         root: the whole schema, for "$ref".
@@ -65,7 +65,9 @@ def types_of_value(value: object) -> frozenset[str]:
 
 
 class TypesOf:
-    """A function from a schema to the types of its values. A schema may refer to itself; its values have finite depth.
+    """A function from a schema to the types of its values. A schema may refer to itself.
+
+    Only values of finite depth count.
 
     Args:
         root: as for types_of().
@@ -75,7 +77,7 @@ class TypesOf:
     def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
         self._root = root
         self._spend = spend
-        self._known: dict[str, frozenset[str]] = {}  # types by reference, as far as they are known
+        self._known: dict[str, frozenset[str]] = {}  # the types found so far, by reference
         self._new: list[str] = []  # references whose schemas were not read yet
         self._left = _MOST_LOOKS
 
@@ -182,7 +184,7 @@ class _Named(NamedTuple):
     """The schema that a part of the whole schema gives to one argument.
 
     Attributes:
-        always: `schema` applies however the arguments fit the part.
+        always: `schema` applies whichever branches of anyOf and oneOf are used.
     """
 
     schema: object
@@ -213,7 +215,7 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:
-    """Returns a schema's own schema of an argument, without $ref, allOf, anyOf and oneOf; None: there is none.
+    """Returns the schema that `schema` itself gives to an argument, without $ref, allOf, anyOf and oneOf; None: none.
 
     A name outside of `properties` counts as a match of every pattern. The patterns are not run, because Python's
     regular expressions can run forever.
@@ -228,7 +230,7 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """Returns the names of arguments in all parts of a schema; None: no `properties`, or an inner part allows more."""
+    """Returns the argument names in all parts of a schema; None: no `properties`, or an inner part allows any name."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

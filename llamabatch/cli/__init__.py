@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         return command
 
     def command_of(self, name: str) -> click.Command:
-        """Returns a command of COMMANDS."""
+        """Returns the command of this name, which must be in COMMANDS."""
         command = self.get_command(None, name)
         assert command is not None
         return command
@@ -118,8 +118,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line. After a signal the exit code is the signal's, after a closed stdout it is 141. Neither
-    prints a traceback."""
+    """Runs the command line and exits. The exit code is 128 + signal after a signal, and 141 after stdout was closed.
+    No traceback is printed in these two cases."""
     _open_streams()
     interrupts.guard()
     if _COMPLETING in os.environ:
@@ -168,7 +168,7 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
+            os.open(os.devnull, os.O_RDWR)  # os.open takes the lowest free descriptor, which is `number`
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # stays open
 
@@ -180,7 +180,7 @@ def _interrupted() -> int:
 
 
 def _narrow() -> dict[str, Any]:
-    """Returns a width of help texts for click on a terminal that is narrower than click's least width, else {}."""
+    """Returns click's setting for the width of help texts if the terminal is too narrow for click; else {}."""
     columns = shutil.get_terminal_size().columns
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 
@@ -195,7 +195,7 @@ def echo_wrapped(text: str, *, err: bool = True) -> None:
 
 def _leave_stdout() -> None:
     """Redirects stdout to os.devnull after its reader has closed it, so that Python reports no error at exit."""
-    with contextlib.suppress(OSError):  # also io.UnsupportedOperation, if stdout is not a file
+    with contextlib.suppress(OSError):  # io.UnsupportedOperation, an OSError, if stdout is not a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -34,7 +34,8 @@ from llamabatch.tools.chat_session import NAMES, ChatSession, Leave
 from llamabatch.utils import interrupts, system
 
 _PROMPT, _MORE = "> ", ". "
-# Control characters are removed, so that a model's text cannot move the cursor or change the terminal's title.
+# A table for str.translate that deletes control characters, so that a model's text cannot move the cursor or change
+# the terminal's title.
 _CONTROLS = dict.fromkeys([n for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"])
 
 
@@ -130,7 +131,7 @@ def _has_styles() -> bool:
 
 
 def _completed(text: str, state: int) -> str | None:
-    """Returns the completion number `state` of a text for readline: a command, or None after the last one."""
+    """Returns a text's completion at index `state`, for readline: a command, or None after the last command."""
     found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
     return found[state] if state < len(found) else None
 
@@ -155,5 +156,5 @@ def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
                 sys.stdout.flush()
         ended = True
     finally:
-        if begun or thinks or ended or terminal:  # after an error before any text, only a terminal needs a line break
+        if begun or thinks or ended or terminal:  # after an error without text, only a terminal needs a line break
             click.echo()

@@ -45,12 +45,12 @@ class Bash(BashComplete):
         incomplete = "" if not words or line[-1:].isspace() else words.pop()
         breaks = os.environ.get("LLAMABATCH_BREAKS", ":=")
         value = incomplete.partition("=")[2] if incomplete.startswith("-") else incomplete
-        # bash replaces only the text after the last of these signs, so a reply must not repeat the text up to it.
+        # bash replaces only the text after the last : or =, so a reply leaves out the text up to this sign.
         self._kept = value[: max((value.rfind(sign) + 1 for sign in ":=" if sign in breaks), default=0)]
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Returns a reply without the beginning that bash does not replace."""
+        """Returns a reply without the text that bash keeps on the line."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
     @staticmethod

@@ -57,7 +57,7 @@ def config_path() -> Path:
 
 
 def check_named() -> None:
-    """Raises UsageError if the file that LLAMABATCH_CONFIG names does not exist."""
+    """Raises UsageError if LLAMABATCH_CONFIG is set to a file that does not exist."""
     if os.environ.get(VARIABLE) and not os.path.lexists(path := config_path()):
         raise click.UsageError(f"{VARIABLE} is {path}, which is not there")
 
@@ -79,7 +79,7 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
     except FileNotFoundError:
         return []
     except PermissionError as error:
-        if not os.path.lexists(path):  # the folder is not readable either, so the file belongs to another user
+        if not os.path.lexists(path):  # the file is in another user's folder, which this process may not search
             return []
         raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -128,7 +128,8 @@ def defaults(
     path = config_path()
     found: dict[str, Any] = {}
     own, others = options_of(command), None
-    for setting in sorted(read_settings(path, commands), key=lambda each: each.section != ""):  # sections win
+    # The settings of sections come last, so that they override settings outside sections.
+    for setting in sorted(read_settings(path, commands), key=lambda each: each.section != ""):
         if setting.section in ("", name) and setting.option in own:
             option = own[setting.option]
             found[str(option.name)] = _checked(path, setting, option, command)

@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
     def quiet_bootstrap(*args: Any, **given: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
-            return bootstrap(*args, **given)  # `bootstrap` is not None here, since _replaced skips a missing attribute
+            return bootstrap(*args, **given)  # runs only if lm_eval has bootstrap_stderr; see _replaced
 
     had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
     with (
@@ -207,13 +207,13 @@ def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
         tasks = config.process_tasks({**config.metadata, "model": model})
     except LlamaBatchError:
         raise
-    except Exception as error:  # functions that the user's YAML file names can raise any exception
+    except Exception as error:  # functions named in the user's YAML file can raise any exception
         raise ConfigError(f"lm_eval refuses this: {error}") from error
     return config, tasks
 
 
 def _seed(seeds: list[int | None] | None, default: int) -> int:
-    """Returns the seed for sampling: the third of `seeds`, which is torch's, as in lm_eval's other models."""
+    """Returns the seed for sampling: the third of `seeds` (torch's), as in lm_eval's other models; or `default`."""
     found = None if seeds is None else seeds[2]
     return default if found is None else found
 

@@ -19,7 +19,7 @@ from llamabatch.utils.checks import reason, show
 Args = tuple[str, ...]
 TRUE = ("on", "enabled", "true", "1")  # TRUE and FALSE are as in llama.cpp (common/arg.cpp, is_truthy, is_falsey)
 FALSE = ("off", "disabled", "false", "0")
-MANY = -1  # the flag has one or more values: all words up to the next flag
+MANY = -1  # Row.takes of a flag with one or more values: all words up to the next flag
 LLAMA, VLLM = "llama-server", "vLLM"
 
 
@@ -34,9 +34,9 @@ class Row:
         env: environment variables of llama-server, with blanks between them, older names first; "": none.
         takes: number of values; MANY: one or more.
         args: converts a value to our arguments; None: the flag becomes no arguments.
-        on, off: our arguments if a flag without a value turns something on or off.
+        on, off: our arguments for one of `names`, and for one of `negatives`, if the flag takes no value.
         note: the reason why the flag has no effect, shown when it is given; "": nothing is shown.
-        cure: advice, shown when a value is refused.
+        cure: advice, shown when the flag or its value is refused.
         fine: the only accepted values; (): `args` or `cure` decides.
     """
 
@@ -70,7 +70,7 @@ def _row(program: str, flag: str, entry: Mapping[str, Any], texts: Mapping[str, 
         head, tail = f"--{head[7:]}", f"--no-{head[7:]}"
     names = head.split()
     takes = MANY if names[-1] == "N..." else names.count("N")
-    if "field" in entry:  # the flag is treated like this field of a request body
+    if "field" in entry:  # the flag takes its advice and accepted values from a field of request bodies
         setting = SETTINGS[entry["field"]]
         usual = [str(value) for value in setting.usual if value != ""]
         entry = {**entry, "note" if setting.optional else "cure": setting.advice, "fine": usual}

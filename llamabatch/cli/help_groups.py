@@ -122,7 +122,7 @@ _UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, whic
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options by groups. A command in SHORT shows all options only with ALL."""
+    """A command whose help shows its options by groups. For a command in SHORT, only --help-all shows all options."""
 
     groups = GROUPS
 

@@ -1,4 +1,4 @@
-"""Options that several commands share. The engine's options are generated from EngineConfig, so that both agree."""
+"""Options that several commands share. The engine's options are generated from the fields of EngineConfig."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     # click's default is None for each option, because the library chooses the value of an option that is not given.
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
-    kind: Any = str  # EngineConfig parses texts in llama.cpp's notation itself
+    kind: Any = str  # for fields without a type below; EngineConfig parses their texts
     if field.name in _VALUES:
         kind = Text(_VALUES[field.name])
     elif field.name in ("draft_model", "mmproj"):
@@ -240,7 +240,7 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
 
 
 def form_options(command: Command) -> Command:
-    """Adds --json-schema, --choice, --regex and --lenient. Their value becomes `structured_outputs` in `sampling`.
+    """Adds --json-schema, --choice, --regex and --lenient. The command gets them as `structured_outputs` in `sampling`.
 
     This decorator must stand below `sampling_options`.
     """

@@ -41,7 +41,7 @@ UNSET = _Unset()
 
 
 class OrNone(click.ParamType):  # type: ignore[type-arg]
-    """A value of another type, or "none"."""
+    """A number of the type `kind`, or "none"."""
 
     def __init__(self, kind: type[int] | type[float]) -> None:
         self._kind = click.INT if kind is int else click.FLOAT

@@ -55,7 +55,7 @@ _ELSEWHERE_VARIABLES = frozenset(
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_[0-9]+_|$)")
 _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
-_FLAGS["threads"] = "--threads-http"  # --threads is a flag of llama-server for the engine
+_FLAGS["threads"] = "--threads-http"  # --threads means the engine's threads, as in llama-server
 _DEFAULTS = {"n_ctx": "fit", "isolate": "true"}
 _DEFAULT = re.compile(r"\[default: [^\]]*\]")
 _LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of click's Context.meta
@@ -66,13 +66,13 @@ _OF_A_MODEL = (
 )
 _OF_THE_SERVER = {each.name for each in fields(ServerOptions)} - {*_OF_A_MODEL, "sampling", "chat_template"}
 _OF_THE_SERVER |= {"models_dir", "models_preset", "models_max", "models_autoload", "models_fifo"}
-# Fields of ServerOptions that other options set.
+# Fields of ServerOptions that get no generated option, because other options set them.
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")
 
 
 def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
     """Returns a message for each variable LLAMABATCH_… that no option of `serve` reads. A misspelled variable could
-    otherwise leave a server without its key. Ignores variables that Kubernetes makes from the names of services."""
+    otherwise leave a server without its API key. Ignores variables that Kubernetes makes from names of services."""
     messages = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known and not _OF_KUBERNETES.search(name):
@@ -108,7 +108,7 @@ class ServeCommand(GroupedCommand):
         ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
         if isinstance(model := ctx.default_map.get("model"), str):  # from the user's config file
             ctx.default_map["model"] = [model]
-        if known and "others" in ctx.default_map:  # merged here, since click would ignore -P in defaults if -P is given
+        if known and "others" in ctx.default_map:  # click ignores -P in defaults if -P is given
             more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
             given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
         for name, value in {**theirs.environ, **given.environ}.items():
@@ -353,7 +353,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _tagged(tag: str | None, models: tuple[str, ...], repo: str | None, file: str | None) -> list[str]:
-    """Returns the model of the positional argument, else of -hf and -hff, else the models of -m."""
+    """Returns the positional model, else the model of -hf and -hff, else the models of -m."""
     if repo is not None and tag is None:
         tag = _on_hub(repo, file)
     if tag is None:
@@ -442,5 +442,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
-    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # a server and an LLM have different defaults
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # shows the server's default, not the LLM's
         _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

@@ -17,7 +17,7 @@ from llamabatch.cli.flag_table import FALSE, MANY, TRUE, Args, Row, read_rows
 
 @dataclass
 class Translated:
-    """Our arguments for a command line.
+    """A command line or environment variables, translated to our arguments.
 
     Attributes:
         args: the translated arguments, for click.
@@ -34,8 +34,8 @@ ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
-    """Returns name -> its row, and True if the name turns the flag off. If both servers have the name, llama-server's
-    row is taken."""
+    """Returns name -> (its row, True if the name turns the flag off). If llama-server and vLLM have the same
+    name, llama-server's row is taken."""
     found: dict[str, tuple[Row, bool]] = {}
     for row in rows:
         for name in row.names:
@@ -46,7 +46,8 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 
 
 BY_NAME = _by_name(ROWS)
-# vLLM's flags with several values. translate() prefers them to llama-server's flags of these names, with one value.
+# vLLM's flags that take several values. translate() prefers them to llama-server's flags of the same names, which take
+# one value.
 _MANY = {name: row for row in ROWS if row.takes == MANY for name in row.names}
 _VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 
@@ -199,4 +200,4 @@ def _shown(row: Row) -> str:
         options = [option for option in options if not re.fullmatch(r"-?\d+", option)]
         if options:
             return ", ".join(f"`{option}`" for option in dict.fromkeys(options))
-    return "`-P structured_outputs`"  # only flags with the name of a file accept no sample value
+    return "`-P structured_outputs`"  # a flag whose value is the name of a file accepts no sample value

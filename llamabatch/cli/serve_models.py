@@ -25,7 +25,7 @@ from llamabatch.utils.paths import AUTO, TINY
 _GLOBAL = "*"  # the section with the options of all models
 _TOP = "llamabatch top"  # the section for keys before the first section of an .ini file
 _ON_STARTUP = "load-on-startup"
-_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's keys that are no flags
+_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # preset keys that are not flags
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _LINE = re.compile(r"\[line\s+(\d+)\]")  # a line number of configparser, one too high because of _TOP's added line
 _ABOUT_MMPROJ = frozenset(
@@ -36,10 +36,10 @@ _NO_MODEL = ("mmproj", "ggml-vocab")  # beginnings of names of GGUF files that a
 
 @dataclass(frozen=True)
 class NamedModel:
-    """One of several models.
+    """A model to serve, with its options.
 
     Attributes:
-        path: the model, as for LLM; None: `options` names it.
+        path: the model, as for LLM; None: `options` say which model.
         options: keys and values of the model's section and of the common section in a preset file.
         on_startup: the model is loaded when the server starts.
         sleep_idle_s: seconds without a request after which the model is unloaded; None: the server's setting.
@@ -69,7 +69,7 @@ def named_models(models: Sequence[str], folder: Path | None, presets: Path | Non
     if folder is None and presets is None:
         if len(pairs) == 1 and pairs[0][0] is None:
             return None
-    elif list(models) == [TINY]:  # the default
+    elif list(models) == [TINY]:  # the default of --model, which the folder or the file replaces
         pairs = []
     found: dict[str, NamedModel] = {}
     for given, path in pairs:
@@ -130,8 +130,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
 
 
 def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
-    """Returns the words of a flag and its value on a command line. If a flag that takes no value is turned off,
-    returns its negative flag; empty if there is no negative flag."""
+    """Returns the words of a flag and its value on a command line. A flag without values that is turned off becomes its
+    negative flag, or no word if there is no negative flag."""
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]
@@ -235,7 +235,7 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _as_flag(key: str) -> str:
-    """Returns the key with hyphens for underscores, as in flags. Does not change llama-server's variables."""
+    """Returns the key as in flags, with hyphens for underscores. A variable LLAMA_ARG_… stays as it is."""
     return key if key.startswith("LLAMA_ARG_") else key.replace("_", "-")
 
 

@@ -104,7 +104,7 @@ class EngineClient(Protocol):
 
     @property
     def outage(self) -> Outage | None:
-        """The reason why no engine accepts requests; None while one does or a dead engine is being replaced."""
+        """The reason why no engine accepts requests; None while an engine does or a dead engine is being replaced."""
 
     @property
     def adapters(self) -> list[str]:
@@ -252,7 +252,7 @@ class _Undelivered:
                 if not self._left:
                     self._is_trying = False
                     return
-            del tried, failed  # the wait must not keep sinks alive that have their output
+            del tried, failed  # sinks that have received their output must not stay alive during the wait
 
 
 def in_a_sink() -> bool:

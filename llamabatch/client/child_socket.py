@@ -1,7 +1,8 @@
 """The socket between a process and a program that it starts.
 
-A child inherits one end of a socket pair. On Windows a child cannot inherit a socket. It connects to a port of the
-loopback address. Any program of the machine may find this port, so the child proves itself with a key from its stdin.
+A child inherits one end of a socket pair. On Windows a child cannot inherit a socket. There the child connects
+to a port of the loopback address. Any program of the machine may find this port, so the child proves itself with a key
+from its stdin.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Codec(_Record[T]):
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:
-        """Returns a kept instance with equal fields of the same types, or else decodes. Types count, as 1 == True."""
+        """Returns a kept instance with equal fields of the same types, or decodes. Types count, because 1 == True."""
         for theirs, made in self._kept:
             if theirs == packed and [*map(type, theirs)] == [*map(type, packed)]:
                 return made

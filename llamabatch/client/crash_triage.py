@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MOST_DEATHS = 2
 FROM_OUTSIDE = 0.5  # weight of a death that seems to come from outside the process
 # A suspect is cleared once it has run alone for _CLEAR_FACTOR times as long as it had run when the child died, plus
-# _CLEAR_S seconds. A request is no slower alone, so by then it has passed the token at which the child died.
+# _CLEAR_S seconds. Alone, a request runs at least as fast, so by then it is past the token at which the child died.
 _CLEAR_FACTOR = 2.0
 _CLEAR_S = 1.0
 # Part of the error of a request that kills the engine.
@@ -65,8 +65,9 @@ class TrackedRequest:
 
     Attributes:
         admitted_s: time at which the present child admitted the request, by the supervisor's clock; None before.
-        ran_s: longest time in seconds for which a child had computed the request when the child died.
-        deaths: number of children that died while this request was the only one admitted.
+        ran_s: longest time from the admission of the request to the death of its child, in seconds.
+        deaths: number of children that died while this request was on trial or admitted, with at most one request
+            admitted.
         blame: sum of the weights of these deaths.
         died_on_trial: a child died while this request was on trial or was the only one admitted.
         aborted: the caller has aborted the request.
@@ -160,7 +161,8 @@ def _can_resume(request: Request) -> bool:
 
 
 def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutput:
-    """Drops the part that was emitted before. The child repeats it, because draws depend on seed and position."""
+    """Drops the part that was emitted before. The child repeats this part exactly, because the seed and the position
+    of a token determine its draw."""
     tokens = min(len(output.token_ids), emitted.n_repeated_tokens)
     chars = min(len(output.text), emitted.n_repeated_chars)
     emitted.n_repeated_tokens -= tokens
@@ -176,8 +178,8 @@ class CrashTriage:
     has lost is still answered.
 
     Args:
-        lock: The supervisor's lock. The supervisor may hold it during all calls except calls that end requests,
-            because these calls call sinks.
+        lock: The supervisor's lock. Calls that end requests also call sinks, so the supervisor must not hold the
+            lock then.
         clock: returns seconds; tests replace it.
     """
 
@@ -195,7 +197,7 @@ class CrashTriage:
         self._suspects: deque[TrackedRequest] = deque()  # requests to run alone; all are in _unsent
         self._on_trial: TrackedRequest | None = None  # the suspect that runs alone; it is in _inside
         self._unwanted: list[str] = []  # ids of requests that the child must abort
-        self._n_unexplained = 0  # deaths in a row without an admitted request
+        self._n_unexplained = 0  # deaths without an admitted request since a request last ended well
         self._n_added = 0
 
     def __len__(self) -> int:
@@ -263,8 +265,8 @@ class CrashTriage:
     def _end_trial_in_time(self) -> None:
         """Ends the trial of a suspect that has run long enough to be innocent. The next suspect can then be tried.
 
-        If a child has already died while the suspect was on trial, the suspect now runs alone to its end. So at least
-        every second death ends a request.
+        If a child has already died while the suspect was on trial, the suspect now runs alone to its end.
+        Otherwise a suspect could kill one child after another and be cleared each time.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -297,7 +299,7 @@ class CrashTriage:
                     tracked.admit(now)
 
     def deliver(self, packed: Sequence[Any]) -> bool:
-        """Emits outputs of the child; returns True if one of them ended a request without an error."""
+        """Emits outputs of the child; returns True if an output ended a request without an error."""
         outputs: list[tuple[TrackedRequest, SequenceOutput]] = []
         ended_well = False
         try:
@@ -413,7 +415,7 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # with more, the cause may be a request whose trial is over
+            if len(admitted) <= 1:  # else the cause may be another admitted request, whose trial is over
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:
@@ -430,7 +432,7 @@ class CrashTriage:
         return culprit, [tracked for tracked in inside if tracked.aborted]
 
     def hand_over(self, failover: Failover, reason: str) -> None:
-        """Passes all requests that never started and are no suspects to `failover`, because no child will run now."""
+        """Passes requests to `failover`, because no child will run now. Suspects, started and aborted requests stay."""
         with self._lock:
             suspects = {*self._suspects, self._on_trial}
             every = sorted([*self._inside.values(), *self._unsent.values()], key=_number)
@@ -460,7 +462,7 @@ class CrashTriage:
         return self._inside.get(request_id) or self._unsent.get(request_id)
 
     def _remove(self, tracked: TrackedRequest) -> None:
-        """Removes a request that ends, inside the child or not. Its sink still waits for the last output."""
+        """Removes a request that ends, whether or not the child has it. The sink still waits for the last output."""
         self._inside.pop(tracked.request_id, None)
         if self._unsent.pop(tracked.request_id, None) is not None and tracked in self._suspects:
             self._suspects.remove(tracked)

@@ -13,7 +13,7 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.request import Request
 
 _TRIES = 2  # attempts to remove an ended request, which would otherwise count towards max_queue forever
-_MOST_KEPT = 4096  # outputs that are kept for a sink that raises
+_MOST_KEPT = 4096  # most outputs to keep for a sink that raises
 
 
 class FrontSink:
@@ -50,7 +50,7 @@ class FrontSink:
             self._drop(outputs, {output.request_id for output in ended})
 
     def _parsed(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-        """Returns the outputs with parsed texts, in the same order; the list itself if there is nothing to parse."""
+        """Returns the outputs with parsed texts, in the same order; `outputs` itself if there is nothing to parse."""
         passed: list[SequenceOutput] = []
         raised: Exception | None = None
         for output in outputs:
@@ -92,7 +92,7 @@ class FrontSink:
         for output in outputs:
             self._kept.pop(id(output), None)
         for key, (output, _) in list(self._kept.items()) if ended else ():
-            if output.request_id in ended:  # the request has ended with an error, so the output is dropped
+            if output.request_id in ended:  # after its last output, a request's outputs do not come again
                 self._kept.pop(key, None)
 
 

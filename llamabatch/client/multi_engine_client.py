@@ -17,7 +17,7 @@ from llamabatch.errors import EngineClosedError
 
 
 class MultiEngineClient(LocalClient, Router):
-    """A client of several engines; the plan of the first one gives their number. With a small model, the threads of one
+    """A client of several engines; the plan of `first` gives their number. With a small model, the threads of one
     engine mostly wait for each other; several engines with one thread each do not wait.
 
     Args:
@@ -55,7 +55,7 @@ class MultiEngineClient(LocalClient, Router):
         Raises:
             EngineClosedError: one of the engines is gone.
         """
-        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: an engine will not arrive
+        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: an engine is gone
         done = threading.Event()
 
         def act(first: Engine) -> None:
@@ -75,7 +75,7 @@ class MultiEngineClient(LocalClient, Router):
             done.wait()
 
         def on_answer(answer: Future[Any]) -> None:
-            if isinstance(answer.exception(), EngineClosedError):  # this engine will not arrive
+            if isinstance(answer.exception(), EngineClosedError):  # this engine is gone
                 arrived.put(None)
                 done.set()
 
@@ -85,14 +85,14 @@ class MultiEngineClient(LocalClient, Router):
                 for client in self._clients:
                     answers.append(client.ask(pause if answers else act))
                     answers[-1].add_done_callback(on_answer)
-            except BaseException:  # engine gone or Ctrl-C: engines that paused must not wait for the rest
+            except BaseException:  # engine gone or Ctrl-C: paused engines must not wait for other engines
                 arrived.put(None)
                 raise
             wait(answers)
         try:
             answers[0].result()
         finally:
-            answers.clear()  # an error's traceback refers to this frame: the client would be in a cycle
+            answers.clear()  # the traceback of an error refers to this frame, so the list would make a cycle
 
     def close(self) -> None:
         for client in self._clients:

@@ -13,10 +13,10 @@ from llamabatch.errors import EngineError, describe
 from llamabatch.request.joining import joined
 from llamabatch.request.outputs import SequenceOutput
 
-# Seconds of rest after a message: for each request in it, and at most. Outputs of the steps during a rest are sent
-# together at its end. The tokens of a continuation become one output, because the cost of an output does not depend on
-# its number of tokens. First tokens and last outputs do not wait. benchmarks/server_http.py measures the CPU time of a
-# token.
+# After a message the sender rests: REST_PER_OUTPUT_S seconds for each request in the message, at most MOST_REST_S.
+# Outputs of the steps during a rest are sent together at its end, with all tokens of a continuation in one output. The
+# cost of an output does not depend on its number of tokens. First tokens and last outputs do not wait.
+# benchmarks/server_http.py measures the CPU time of a token.
 REST_PER_OUTPUT_S = 0.0005
 MOST_REST_S = 0.02
 
@@ -30,8 +30,8 @@ class OutputSender:
         self._held: list[SequenceOutput] = []
         self._has_held = threading.Event()
         self._rests_until_s = 0.0  # time.perf_counter()
-        self._begun: set[str] = set()  # requests with an output sent, but not the last one
-        self._unsent: dict[str, str] = {}  # by request_id: the error that lost an output of the request
+        self._begun: set[str] = set()  # requests that sent an output, but not their last one
+        self._unsent: dict[str, str] = {}  # by request_id: the error for which an output was not sent
         threading.Thread(target=self._send_held, name="llamabatch-outputs", daemon=True).start()
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
@@ -73,7 +73,7 @@ class OutputSender:
         except Exception:
             if not held:
                 raise
-            for output in held:  # one held output causes the error, or all together are too large
+            for output in held:  # one output causes the error, or the message is too large
                 self._send_alone(output)
             self._check_sent(outputs)
             self._pack_and_send(outputs)
@@ -99,7 +99,7 @@ class OutputSender:
 
     def _check_sent(self, outputs: list[SequenceOutput]) -> None:
         """Raises EngineError for a request whose held output could not be sent. The engine then ends the request with
-        this error. For this last output, nothing is raised."""
+        this error. Raises nothing for an output that ends its request with an error."""
         for output in outputs if self._unsent else ():
             error = self._unsent.get(output.request_id)
             if error is None:

@@ -167,12 +167,12 @@ class _Children:
 
     def add(self, child: Supervisor) -> None:
         """Starts a child that ends together with the other children."""
-        self.list.append(child)  # before start(), so that the child also ends after an interrupt
+        self.list.append(child)  # appended before start(), so that the child also ends after an interrupt
         child.start()
 
     def drop(self) -> None:
         if self.list:
-            self.list[0].at_end = self._model.close  # on the supervisor's thread, because close() waits for a lock
+            self.list[0].at_end = self._model.close  # close() waits for a lock, so it runs on the supervisor's thread
         for child in self.list:
             child.drop()
 
@@ -236,7 +236,7 @@ class _ChildAdapters:
         done: list[Supervisor] = []
         try:
             for child in self._children:
-                if child.alive or len(self._children) == 1:  # the call of a dead only child raises
+                if child.alive or len(self._children) == 1:  # if the only child is dead, its call raises
                     child.call(*call)
                     done.append(child)
         except LlamaBatchError:

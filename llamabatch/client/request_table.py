@@ -86,7 +86,7 @@ class RequestTable:
         self._n_slots = n_slots
         self._max_queue = max_queue
         self._in_flight: dict[str, InFlight] = {}
-        self._n_copies = {False: 0, True: 0}  # continuations in flight, by tier
+        self._n_copies = {False: 0, True: 0}  # continuations in flight; True: of background requests
         self._counts = RequestCounts()
         self._n_rejected = 0
         self._lock = threading.Lock()
@@ -138,7 +138,7 @@ class RequestTable:
         return new, repeated
 
     def _check_room(self, requests: list[Request], background: bool, most: int) -> None:
-        """Raises QueueFull if the queue of a tier has no room for its part of these requests."""
+        """Raises QueueFull if the queue has no room for these requests. Counts only requests with this `background`."""
         n_new = sum(request.params.n_copies for request in requests if request.params.background == background)
         n_in_flight = self._n_copies[background]
         if n_new and n_new > most - n_in_flight:
@@ -150,7 +150,7 @@ class RequestTable:
             )
 
     def leave(self, ended: list[SequenceOutput]) -> None:
-        """Counts each request that ends with one of these outputs once, and drops the request."""
+        """Drops each request that ends with one of these outputs, and counts it once."""
         with self._lock:
             known = [output for output in ended if self._pop(output.request_id) is not None]
             try:

@@ -67,7 +67,7 @@ class Restarts:
         self.in_a_row = 0
 
     def refused(self) -> None:
-        """Raises the count of deaths above the limit, because a child cannot start."""
+        """Sets the count of deaths above the limit, because a child cannot start."""
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A router over several engines. A request goes to the least loaded engine, or to one that has computed its prefix."""
+"""A router over several engines. A request goes to the least loaded engine, or to the engine with its prefix."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Router:
 
     Args:
         keeps_prefixes: The engines keep the cells of finished requests. The next turn of a chat then goes to the engine
-            of the last turn, unless this engine's load exceeds the least load by more than the saved tokens plus the
-            tokens of this request.
+            of the last turn. It goes to the least loaded engine instead if the difference of their loads is larger
+            than the saved tokens plus the tokens of the request.
     """
 
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
@@ -104,7 +104,7 @@ class Router:
             raise
 
     def _accounting(self, sink: Sink) -> Sink:
-        """Returns a wrapper of a sink. It subtracts the load of a request before the sink gets the last output."""
+        """Returns a wrapper of a sink. The wrapper subtracts a request's load before the sink gets the last output."""
 
         def counted(outputs: list[SequenceOutput]) -> None:
             with errors_logged("the load of an engine is wrong from here on"):

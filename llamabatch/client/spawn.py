@@ -27,9 +27,9 @@ from llamabatch.utils.subprogram import interpreter
 logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
-_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals of a kill from outside, which no native code raises
-_VMSTAT = "/proc/vmstat"  # has oom_kill: kills on the whole machine, counted before the signal is sent
-_REQUESTS_A_MESSAGE = 256  # few enough to keep each message far below the wire's limit
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals from other processes; a crash of native code ends with other signals
+_VMSTAT = "/proc/vmstat"  # the kernel counts a kill for lack of memory in its line oom_kill, then sends the signal
+_REQUESTS_A_MESSAGE = 256  # most requests in a message, so that its size stays far below the wire's limit
 
 
 class Listener(Protocol):
@@ -144,7 +144,7 @@ class Child:
             if self._ended:
                 raise EngineClosedError(f"the engine process ended: {self.exit_reason}")
             self._answers[number] = answer
-        self._send(packed)  # if the child has just died, the reader answers
+        self._send(packed)  # if the child has just died, the reading thread fails the answer
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:

@@ -153,7 +153,7 @@ class Supervisor:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, as EngineClient.abort does. A request ends before this method returns if no child has it."""
+        """Ends requests, as EngineClient.abort does. A request that no child has ends before this method returns."""
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child

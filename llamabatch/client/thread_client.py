@@ -31,7 +31,7 @@ from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 0.02  # wait between two prefixes that an idle engine writes to the disk
+_IDLE_S = 0.02  # seconds between two prefixes that an idle engine writes to the disk
 
 _END_FAILED = "the engine could not be ended in good order"
 _TRIES = 2  # attempts to answer the remaining requests when an engine ends
@@ -338,7 +338,7 @@ _Command = _Submit | _Abort | _Call
 
 
 class CommandQueue:
-    """A queue of commands for the engine's thread. After `shut` it refuses commands, so that none stays unanswered.
+    """A queue of commands for the engine's thread. After `shut` it refuses commands, so that no command stays open.
 
     A command belongs to the queue until the next command is fetched. If a command raises while it runs, it is answered
     together with the waiting commands.
@@ -350,8 +350,8 @@ class CommandQueue:
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
         self._current: _Command | None = None  # the command that runs now
-        # Numbers of continuations: submitted, and passed to the engine. The first changes under the lock, the second on
-        # the engine's thread alone. Readers need no lock.
+        # Continuations submitted (changed under the lock) and passed to the engine (changed on the engine's thread).
+        # Readers need no lock.
         self._n_put = 0
         self._n_consumed = 0
 

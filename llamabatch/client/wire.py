@@ -1,8 +1,8 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
 A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close;
-and with a number that the answer repeats: stats, states and the methods of EngineClient.call. Kinds from child to
-parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
+also stats, states and the methods of EngineClient.call. These last messages have a number, which the answer repeats.
+Kinds from child to parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
-MAX_MESSAGE = 256 * 2**20  # bytes; a larger length means a damaged stream
-# Bytes that one recv() may return: least and most. Each call allocates all of them, even if fewer bytes come.
+MAX_MESSAGE = 256 * 2**20  # most bytes of a message; a larger length means a damaged stream
+# Least and most bytes to ask of one recv(). Each call allocates all of them, even if fewer bytes come.
 _AT_ONCE, _MOST_AT_ONCE = 2**16, 2**20
 _LENGTH = struct.Struct("<I")
 
@@ -155,7 +155,7 @@ Codec(ToolCall)
 Codec(ToolCallDelta)
 Codec(CompletionOutput, _LOGPROBS)
 Codec(Timings)
-# The parent knows the fields that are left out.
+# The parent knows the fields in left_out.
 _WHOLE = {"embedding": array | None, "prompt_logprobs": FlatLogprobs | None}
 Codec(RequestOutput, _WHOLE, left_out=["request_id", "prompt", "prompt_token_ids"])
 _OUTPUT = Codec(SequenceOutput, _LOGPROBS)

@@ -44,14 +44,14 @@ class Batch(Protocol):
         """Returns the cells of a column as Python values."""
 
     def extended(self, columns: Sequence[Column]) -> Any:
-        """Returns the same kind of batch with these columns behind its own. The batch itself does not change."""
+        """Returns a new batch of the same kind with these columns at the end. The batch itself does not change."""
 
 
 def open_batch(given: Any) -> Batch:
     """Returns the Batch of a caller's table.
 
     Raises:
-        InputError: the table is of no known kind, its columns differ in length, or two columns have the same name. The
+        InputError: the table is of no known kind, its columns differ in length, two columns have the same name, or the
             query of a relation or a LazyFrame fails.
         SetupError: a data frame needs narwhals, or a relation needs pyarrow, and the package is not installed.
     """
@@ -130,7 +130,7 @@ class _Dictionary:
 
 
 def _array(column: Column) -> Any:
-    """Returns the values as an array: of numbers or booleans if no value is null, otherwise of objects."""
+    """Returns numbers or booleans without null as an array of their type, other values as an array of objects."""
     import numpy as np
 
     types = {INTEGER: np.int64, NUMBER: np.float64, BOOLEAN: np.bool_}
@@ -174,7 +174,8 @@ def _is_relation(given: Any) -> bool:
 
 
 def _table_of(relation: Any) -> Any:
-    """Runs the query of a DuckDB relation and returns its rows. Raises SetupError without pyarrow."""
+    """Runs the query of a DuckDB relation and returns its rows. Raises SetupError without pyarrow, and InputError if
+    the query fails."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -246,7 +247,7 @@ class _Frame:
         return made.lazy() if self._is_lazy else made
 
     def _extended_pandas(self, columns: Sequence[Column]) -> Any:
-        """Extends a pandas frame with nullable types, so that the types do not depend on the rows of a batch."""
+        """Extends a pandas frame. The new types are nullable, so that they do not depend on the rows of a batch."""
         native = self._frame.to_native()
         pandas = self._frame.implementation.to_native_namespace()
         types = {INTEGER: "Int64", NUMBER: "float64", BOOLEAN: "boolean"}

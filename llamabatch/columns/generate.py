@@ -56,10 +56,10 @@ class Generate(Closing):
     Args:
         model: as for LLM, or an LLM. A given LLM stays open, and the instance cannot be pickled.
         params: SamplingParams, or a mapping of their fields, for all rows.
-        prompt: a jinja2 template over the columns, as "Classify: {{ text }}", in the sandbox of chat templates.
-            {{ row["a name"] }} reads any column. A cell without a value is undefined, and writing it is an error. Or a
-            function that takes a row as a dictionary (None for a cell without a value) and returns a text, messages or
-            token ids.
+        prompt: a jinja2 template over the columns, as "Classify: {{ text }}", or a function. A template runs in the
+            sandbox of chat templates. {{ row["a name"] }} reads any column. A cell without a value is undefined, and
+            writing it is an error. A function takes a row as a dictionary (None for a cell without a value) and returns
+            a text, messages or token ids.
         output: the name of the column of texts, or a mapping from "text", "reasoning", "n_tokens", "finish_reason" and
             "error" to names of columns. None: "generated_text", or with a schema only its properties. There is always a
             column "error" with the reason why a row failed, or null.
@@ -192,8 +192,8 @@ class Generate(Closing):
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:  # the engine may have died, even if a new one runs by now
-                llm.stats()  # raises EngineClosedError
+            if failed:  # the engine may have died; a new engine may run by now
+                llm.stats()  # raises EngineClosedError if the engine is dead
                 if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)
             yield from failed

@@ -69,7 +69,7 @@ def map(
             **options: as in Generate.
         path: a file (.jsonl) for the result of each row, in the order of the rows, written while rows finish. Another
             call with this path computes only the missing rows, also after kill -9, and returns the same table as one
-            uninterrupted call. Side files lie next to it while rows are missing (docs/run.md). Model, prompts and
+            uninterrupted call. Side files lie next to the file while rows are missing (docs/run.md). Model, prompts and
             parameters must be those of the first call; `output` may differ. None: nothing is written.
         retry_errors: runs rows again if they failed in an earlier call.
         force: uses the path even if model, rows or parameters have changed, or lines are damaged.
@@ -178,12 +178,12 @@ def _model_of(llm: LLM) -> dict[str, Any]:
     file = llm._client.model.path
     try:
         return model_identity(file)
-    except OSError:  # the model is that of a FakeLLM, or its file was removed
+    except OSError:  # a FakeLLM has no model file, and any other file may have been removed
         return {"name": file.name}
 
 
 def _record(number: int, row: RowPrompt, result: Result) -> dict[str, Any]:
-    """Returns the record of a row. The number is first and the error last, as the survey of an output expects."""
+    """Returns the record of a row. The number is first and the error last, as jobs.output.survey expects."""
     return {"row": number, "id": number if row.id is None else row.id, **vars(result)}
 
 

@@ -28,7 +28,7 @@ ROW = "row"  # the variable with all columns: {{ row["a name with blanks"] }}
 _MARKS = ("{{", "{%")
 _NO_MEDIA: Mapping[Kind, Sequence[str]] = {}
 _ARGUMENTS = {IMAGE: "image", SOUND: "audio"}
-# These names have a meaning in jinja2 or in the environment of templates.
+# Names that are not columns, because jinja2 or the environment of templates defines them.
 _NOT_COLUMNS = frozenset(
     ("range", "dict", "cycler", "joiner", "namespace", "raise_exception", "strftime_now", "loop", "self", "caller")
 )
@@ -80,8 +80,8 @@ class Prompts:
         prompt: a jinja2 template, or a function of a row.
         system: a template of the system message; None: no system message.
         id_column: the column of the ids; None: no ids.
-        media_columns: columns with pictures and sounds. These are put before the text of a user's message.
-        seed: the source of the seeds of all rows.
+        media_columns: columns with pictures and sounds. The media are put before the text of a user's message.
+        seed: a seed for all rows. Each row's own seed is made of this seed.
 
     Raises:
         ConfigError: a template cannot be compiled, or names no column.
@@ -183,7 +183,7 @@ class Prompts:
 
 
 def seed_of(seed: int, source: object) -> int:
-    """Returns the seed of a row, 0 .. 2**64 - 1, made of the seed of all rows and the row's id or prompt (`source`)."""
+    """Makes the seed of a row (0 .. 2**64 - 1) from the seed of all rows and the row's id or prompt (`source`)."""
     digest = hashlib.blake2b(_canonical([seed, source]), digest_size=8, person=b"llamabatch row").digest()
     return int.from_bytes(digest, "big")
 
@@ -236,7 +236,7 @@ def _of_media(value: Any) -> object:
     """Returns a JSON value for a path, bytes, an image, or an array or number of numpy; else raises TypeError."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "convert"):  # a PIL image; its bytes may be numbers of a palette, not colours
+    if hasattr(value, "convert"):  # a PIL image: its bytes may be indexes of a palette, not colours
         value = value.convert("RGBA")
     data = value.tobytes() if hasattr(value, "tobytes") else value
     return [hashlib.sha256(data).hexdigest(), *(str(getattr(value, name, "")) for name in ("size", "shape", "dtype"))]

@@ -14,7 +14,7 @@ from llamabatch.utils.checks import show
 
 STRING, INTEGER, NUMBER, BOOLEAN, JSON = "string", "integer", "number", "boolean", "json"
 _SCALARS = (STRING, INTEGER, NUMBER, BOOLEAN)
-_MOST_DEPTH = 32  # the most nested lists and alternatives
+_MOST_DEPTH = 32  # the most levels of nested lists and alternatives
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -54,7 +54,7 @@ class Schema:
     """A JSON schema of objects.
 
     Attributes:
-        form: the form of the answers.
+        form: the structure that answers must have, made from the schema.
         fields: the properties, in order.
     """
 

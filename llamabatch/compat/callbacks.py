@@ -1,4 +1,4 @@
-"""Callbacks with llama_cpp's signature (all token ids, row of logits), and biases and penalties of any size."""
+"""Callbacks with llama_cpp's signature (all token ids, row of logits); biases and penalties of any number and size."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """A list of functions of (token ids of prompt and output, logits). The result True ends the text."""
+    """A list of functions of (token ids of prompt and output, logits). If one returns True, the text ends."""
 
     def __call__(self, input_ids: Ids, logits: Row) -> bool:
-        results = [criterion(input_ids, logits) for criterion in self]  # all are called: a criterion may count calls
+        results = [criterion(input_ids, logits) for criterion in self]  # each criterion is called: it may count calls
         return any(results)
 
 
@@ -42,7 +42,7 @@ def with_prompt(process: LogitsProcessor, prompt: tuple[int, ...]) -> Callable[[
 
 
 class Biases:
-    """A logits processor for a logit_bias of any size and range.
+    """A logits processor that adds biases of any number and size.
 
     Args:
         pairs: token ids, and the numbers to add to their logits.

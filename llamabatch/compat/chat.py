@@ -1,4 +1,4 @@
-"""Chats as in llama_cpp.Llama: named chat formats, forced tool calls, and dictionaries of responses."""
+"""Chats as in llama_cpp.Llama: named chat formats, forced tool calls, and response dictionaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"  # llama_cpp's name for the template of the GGUF
 _FALLBACK = "llama-2"  # llama_cpp's format for a model without a template
 
-# SHA-256 of the chat templates that llama_cpp.Llama replaces with a format of its own.
+# SHA-256 of a chat template -> the format that llama_cpp.Llama uses in its place.
 _GUESSED = {
     "153280e3ff55d19da1398bdb3914ee2a51b80429bfaedde11d7d216c39db80f3": "chatml",
     "7e995b379ec01747807246483647cd99030abf331653f1119e16d7ac041a3495": "mistral-instruct",
@@ -62,7 +62,7 @@ class Format:
         ending: the text behind the last message.
         stop: strings that end the answer.
         system: the text of the system message, with {} for the content. The text comes first, even if the conversation
-            has no system message. "": system messages are left out, unless `turns` has them.
+            has no system message. "": `turns` alone decides about system messages.
         default_system: the content of the system message if the conversation has none.
     """
 
@@ -177,7 +177,7 @@ def prompt_of(
         return FORMATS[name].render(check_conversation(messages))
     source = _templates(metadata)[name]
     bos, eos = model.special_token("bos"), model.special_token("eos")
-    # As in llama_cpp, a template that does not read `tools` gets none.
+    # As in llama_cpp, a template that does not read `tools` gets no tools.
     options = ChatOptions(tools=tools if tools and "tools" in source else None)
     return Rendered(render(source, messages, bos, eos, options), [eos] if eos else [], False)
 
@@ -191,8 +191,8 @@ def mmproj_of(handler: Any) -> str | None:
 def pictured(
     handler: Any, model: ChatModel, metadata: Mapping[str, str], messages: Any, tools: Sequence[Any] | None
 ) -> tuple[Rendered, list[Any]]:
-    """Returns the prompt of a picture-reading handler of llama_cpp, and the pictures. The prompt has MARK in place of
-    each picture. Raises PromptError."""
+    """Returns the prompt and the pictures of a conversation, for a llama_cpp handler that reads pictures. The prompt
+    has MARK in place of each picture. Raises PromptError."""
     source, system = getattr(handler, "CHAT_FORMAT", None), getattr(handler, "DEFAULT_SYSTEM_MESSAGE", None)
     found: list[Any] = []
     marked = [_marked(message, found, as_text=source is None) for message in _checked(messages)]
@@ -216,7 +216,8 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
     """Returns the message with MARK in place of each picture, and adds the pictures to `found`.
 
     Args:
-        as_text: write MARK as a media part, for the model's template; False: as image_url, for the handler's template.
+        as_text: True: write MARK as a media part, for the model's template; False: write MARK as image_url, for the
+            handler's template.
     """
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
@@ -234,7 +235,7 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
 
 
 def _given_at(address: Any) -> Any:
-    """Returns the path for a file:// address, as in llama_cpp, or the address itself. Raises PromptError."""
+    """Returns the path of a file:// address, as in llama_cpp. Returns other addresses unchanged. Raises PromptError."""
     if not isinstance(address, str) or not is_address(address):
         raise PromptError(f"image_url is {show(address)}; give an address, data:image/png;base64,… or file:///a/path")
     parts = urlsplit(address) if address.startswith("file:") else None
@@ -277,7 +278,7 @@ def called_tool(
 
 
 def response_form(given: Any) -> Structure | None:
-    """Returns the form that a response_format in llama_cpp's or OpenAI's shape asks for. Raises SamplingError."""
+    """Returns the form for a response_format in llama_cpp's or OpenAI's shape. Raises SamplingError."""
     if given is None or structure(given) is None:
         return None
     inner = given.get("json_schema")

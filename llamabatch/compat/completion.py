@@ -61,7 +61,7 @@ class Arguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **changed: Any) -> Arguments:
-        """Returns the arguments in `given`, and ignores its other names. Values in `changed` take precedence."""
+        """Makes Arguments from `given`, overridden by `changed`. Names in `given` that are no fields are ignored."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: given[name] for name in names if name in given} | changed)
 
@@ -100,7 +100,8 @@ def sampling_params(
     if biases and (beyond or len(biases) > MAX_BIASES or any(bias > _MOST_BIAS for _, bias in biases)):
         processors.append(Biases(biases))
         biases = []
-    biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]  # -100 leaves e^-100 of the probability
+    # A bias of -100 multiplies a token's probability by e^-100, which is low enough.
+    biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]
     if beyond:
         processors.append(Penalties(last_n, repeat, **{name.partition("_")[0]: v for name, v in penalties.items()}))
     if beyond or last_n <= 0:
@@ -125,7 +126,8 @@ def sampling_params(
 
 
 def _cuts(args: Arguments) -> Json:
-    """Returns the sampling fields. Out-of-range values that mean "off" or "all" in llama.cpp are brought into range."""
+    """Returns the fields for temperature, cuts such as top_k, and mirostat. Out-of-range values that mean "off" or
+    "all" in llama.cpp are brought into range."""
     temperature = number(SamplingError, "temperature", args.temperature, -1e6, 1e6)
     if temperature < 0:  # here llama_cpp draws from the unchanged logits
         return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mirostat": 0, "xtc_probability": 0.0}
@@ -157,13 +159,13 @@ def _biases(given: object) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """The vocabulary of completions: the bytes of each token (none for special tokens), and BOS."""
+    """The vocabulary of completions: the bytes of each token (b"" for special tokens), and the id of BOS."""
 
     token_bytes: Callable[[int], bytes]
     bos: int
 
     def text(self, token_ids: Iterable[int]) -> str:
-        """Returns the text of tokens. Bytes that are not a whole character are left out, as in llama_cpp."""
+        """Returns the text of tokens. Bytes that are not valid UTF-8 are left out, as in llama_cpp."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "ignore")
 
 
@@ -188,7 +190,7 @@ class Completion:
         self._n_vocab = n_vocab
 
     def whole(self, output: RequestOutput) -> Json:
-        """Returns the dictionary of a finished request."""
+        """Returns the "text_completion" dictionary of a finished request."""
         [each] = output.outputs
         _check_ended(each.finish_reason)
         ids, logprobs = each.token_ids, each.logprobs
@@ -206,7 +208,7 @@ class Completion:
         logprobs: Sequence[TokenLogprobs] | None,
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
-        """Returns the whole "text_completion" dictionary."""
+        """Returns the "text_completion" dictionary with these contents."""
         args, prompt = self._args, self._prompt_ids
         found = None if logprobs is None else self._all_logprobs(ids, logprobs, prompt_logprobs)
         before = (args.prompt if isinstance(args.prompt, str) else self._pieces.text(prompt)) if args.echo else ""
@@ -270,7 +272,7 @@ class Completion:
         yield self._document("", None, reason)
 
     def until_stopped(self, pieces: Iterator[SequenceOutput]) -> Json:
-        """Returns the whole dictionary of a request that stopping criteria may end."""
+        """Returns the "text_completion" dictionary of a request that stopping criteria may end."""
         ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._pieces), "length"
         shown = ""
         for token_id, logprobs, ended in self._tokens(pieces):

@@ -70,7 +70,7 @@ class Llama(Closing):
     Args:
         model_path: as LLM's `model`: a .gguf file, "tiny", or a name on the hub.
         n_threads, n_threads_batch: None: as many as the machine allows (llama_cpp: half of the cores for n_threads).
-        flash_attn: False: on where it is fast; True: on.
+        flash_attn: False: on if it is fast here; True: always on.
         logits_all, embedding: accepted without effect; logprobs and embeddings need no option.
         verbose: accepted; llama.cpp's messages go to the logger "llamabatch.llama_cpp".
         **kwargs: options of EngineConfig, such as n_slots=16. An unknown option is refused (llama_cpp ignores it).
@@ -203,7 +203,7 @@ class Llama(Closing):
             **kwargs: as for the constructor.
 
         Raises:
-            ModelFileError (ValueError): no file or several match. SetupError: huggingface_hub is not installed.
+            ModelFileError (ValueError): no file or several files match. SetupError: huggingface_hub is not installed.
             ConfigError: local_dir is given.
         """
         if local_dir is not None:
@@ -398,7 +398,7 @@ class Llama(Closing):
         grammar: LlamaGrammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yields sampled tokens until n_ctx is full or the generator is closed. End-of-generation tokens are yielded,
-        too; with a grammar, the first of them is the last token.
+        too; with a grammar, the first such token ends the output.
 
         Tokens are computed ahead of the caller. Each call is a sequence of its own, so reset=False and values sent to
         the generator are refused.
@@ -439,7 +439,7 @@ class Llama(Closing):
         return prompt, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
 
     def _prompt_ids(self, args: Arguments) -> list[int]:
-        """Returns the token ids of a prompt; with a suffix, including the marks of infilling."""
+        """Returns the token ids of a prompt. With a suffix, they include the marks of infilling and the suffix."""
         model, prompt = self._model, args.prompt
         if isinstance(prompt, str):
             ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
@@ -487,7 +487,7 @@ class Llama(Closing):
         return contextlib.closing(cast("Generator[SequenceOutput, None, None]", pieces))
 
     def _draw_seed(self, seed: int | None) -> int | None:
-        """Returns the seed of a call, or None for random. As in llama_cpp, None derives from the previous seed."""
+        """Returns the seed of a call; None: random. As in llama_cpp, a missing seed is derived from the last seed."""
         with self._seed_lock:
             if seed is None:
                 seed = random.Random(self._seed).randint(0, 2**32)  # llama_cpp's own rule
@@ -522,7 +522,7 @@ class Llama(Closing):
             return_count: return (vectors, number of tokens).
 
         Raises:
-            ValueError: a text has no tokens, or more than n_batch if not truncated; the model gives no embeddings.
+            ValueError: a text has no tokens; a text is too long and `truncate` is False; the model gives no embeddings.
         """
         texts = [input] if isinstance(input, str) else items(input, 2**31)
         if texts is None or not all(isinstance(text, str) for text in texts):
@@ -673,7 +673,7 @@ class LlamaTokenizer:
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of token ids. Bytes that are not a whole character are left out."""
+        """Returns the text of token ids. Bytes that are not valid UTF-8 are left out."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
 
 

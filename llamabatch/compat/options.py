@@ -17,7 +17,7 @@ from llamabatch.utils.checks import integer, nearest, show
 
 LORA = "lora"  # the name under which lora_path is loaded
 
-# Numbers of ggml.h and llama.h.
+# Constants of ggml.h and llama.h, which llama_cpp's options take -> values of EngineConfig's options.
 KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
 ROPE_SCALINGS = {0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
 NUMA = {0: "off", 1: "distribute", 2: "isolate", 3: "numactl"}
@@ -58,7 +58,7 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
         "pooling": _pooling(given["pooling_type"], header),
     }
     if not scaled and 0 < trained_for(header) < options["n_ctx"]:
-        # The engine refuses an n_ctx above the length in the file, so the length is overridden.
+        # The engine refuses an n_ctx above the trained length of the file, so the trained length is overridden.
         changed["kv_overrides"] = {_context_key(header): options["n_ctx"]} | dict(given["kv_overrides"] or {})
     passed = ("split_mode", "offload_kqv", "use_mmap", "use_mlock", "kv_overrides")
     options |= {name: changed[name] for name in passed if name in changed}
@@ -109,12 +109,12 @@ def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignor
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
     """Returns n_ctx as llama.cpp rounds it; for 0, the trained length.
 
-    Unless `scaled`, neither a default n_ctx nor rounding exceeds the trained length. A given n_ctx above this length
-    causes one warning. If the model has a table of positions, the result is then the trained length.
+    A default n_ctx is at most the trained length, and rounding does not exceed it. A given n_ctx above the trained
+    length causes one warning; a model with a table of positions then gets the trained length.
 
     Args:
-        scaled: an option changes the rotary embedding, and with it the usable length.
-        is_default: the caller gave no n_ctx, so nothing warns.
+        scaled: an option changes the rotary embedding. The trained length is then no limit.
+        is_default: `n_ctx` is the default. Then there is no warning.
 
     Raises:
         ConfigError: `n_ctx` is out of range, or is 0 and the file does not give the trained length.
@@ -154,7 +154,7 @@ def _has_rope(header: Mapping[str, str]) -> bool:
 
 
 def _pooling(number: object, header: Mapping[str, str]) -> str:
-    """Returns the pooling. If the file names none, the default is "none": llama.cpp gives a vector for each token."""
+    """Returns the pooling. "auto" becomes "none" if the file has no pooling: llama.cpp then gives token vectors."""
     known = {-1: "auto", **dict(enumerate(POOLINGS))}
     name = _named("pooling_type", number, known)
     names_one = f"{header.get('general.architecture', '')}.pooling_type" in header
@@ -206,7 +206,7 @@ def warn_once(notes: list[str]) -> None:
 
 
 def _warn(text: str) -> None:
-    """Warns of `text`, once per process."""
+    """Gives a warning, once per process for the same text."""
     with _lock:
         is_new = text not in _warned
         _warned.add(text)

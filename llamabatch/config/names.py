@@ -44,7 +44,7 @@ ALIASES = {
     "draft_max": "n_draft",
 }
 
-# Options of other libraries without a meaning here -> (accepted values, advice). Accepted values ask for the usual
+# Options of other libraries that have no meaning here -> (accepted values, advice). Accepted values ask for the usual
 # behaviour.
 _LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
@@ -114,7 +114,7 @@ _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 
 def advice_about(name: str) -> str:
-    """Returns advice for an option that the engine does not have, such as its replacement; "": there is none."""
+    """Returns advice for an option that the engine does not have, such as its replacement; "": no advice."""
     if name in PARAMETERS or name in PARAMETER_ALIASES:
         return f"it belongs to a request; give generate(..., SamplingParams({name}=…))"
     return AS_HERE.get(name, ((), ""))[1]

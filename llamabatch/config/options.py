@@ -52,7 +52,8 @@ _MOST_SHARES = 16  # GPUs in tensor_split or devices
 _NAME_LENGTH = 128  # characters of a device's name
 _MOST_DOMAINS = 256
 _DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
-# Options of a draft model: no speculation of its own, and no changes of its file.
+# Options in which a draft model differs from its target. A draft model does not speculate, and no option changes the
+# values of its file.
 OF_DRAFT_MODELS: dict[str, Any] = {
     "kv": "split", "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None,
     "device_sampling": "off", "cache_ram": 0, "cache_disk": None, "mmproj": None, "kv_overrides": (),
@@ -434,22 +435,22 @@ class EngineConfig:
         return self
 
     def for_draft_model(self) -> EngineConfig:
-        """Returns the options of the draft model: a split KV cache, no speculation, and no changes of its file."""
+        """Returns the options of the draft model: a split KV cache, no speculation, and the file's own values."""
         return replace(self, kv_cells="auto", pooling="auto", **OF_DRAFT_MODELS)
 
     def for_child(self) -> EngineConfig:
-        """Returns the options of a child process. Its parent has tried the file and compared the digest already."""
+        """Returns the options of a child process. The parent has already tried the file and checked its digest."""
         return replace(self, trial="off", sha256=None)
 
 
-# @dataclass generates __init__, so the decorator is applied afterwards. Type checkers see only the fields.
+# takes_names wraps __init__ here, because @dataclass generates it. Type checkers see only the fields.
 _FIELDS = tuple(f.name for f in fields(EngineConfig))
 _USUAL = {f.name: f.default for f in fields(EngineConfig)}
 setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS), ALIASES)(EngineConfig.__init__))  # noqa: B010
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with absolute paths, and adapters as pairs. EngineConfig checks values that are no paths.
+    """Returns options with absolute paths, and adapters as pairs. EngineConfig checks any other values.
 
     Raises ConfigError.
     """
@@ -468,7 +469,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(name: str, given: object, cure: str) -> str:
-    """Returns a path as a plain str. Raises ConfigError, also if a method of a caller's class fails."""
+    """Returns a path as a plain str. Raises ConfigError, also if __fspath__ of `given` fails."""
     try:
         text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
     except Exception:

@@ -1,6 +1,6 @@
-"""Settings of llama-server and vLLM that exist as a flag and as a field of a request body, with one policy for both. A
-setting that only permits a server to do something is ignored and named. A setting that would change an answer is
-refused."""
+"""Settings of llama-server and vLLM that exist as a flag and as a field of a request body. Flag and field are treated
+alike. A setting that only permits a server to do something is ignored, and its name is reported. A setting that would
+change an answer is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Setting(NamedTuple):
     Attributes:
         advice: why the setting has no meaning, or what to give instead.
         usual: accepted values, which ask for the usual behaviour.
-        optional: True: other values are ignored and named; False: they are refused.
+        optional: True: other values are ignored, and the name is reported; False: they are refused.
     """
 
     advice: str

@@ -12,8 +12,8 @@ from llamabatch.utils.checks import integer
 # The most bytes of logits of a decode call that checks draft tokens. With a vocabulary of 152k tokens, 8 draft tokens
 # for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
-# Limits of the prompt rows that one call reads for logprobs. With a vocabulary of 152k tokens, each row takes 0.6 MB of
-# logits.
+# The most output rows of a call for the logprobs of a prompt, and the most bytes of their logits. With a vocabulary of
+# 152k tokens, each row takes 0.6 MB.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
 
@@ -79,6 +79,6 @@ class ResolvedConfig(EngineConfig):
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Returns the most output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
+        """Returns the most output rows of a call, for all of `n_slots`, the logprobs of a prompt, or guesses."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)

@@ -15,7 +15,8 @@ Fit = Literal["fit"]
 # planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
-# Smallest n_ubatch for guesses. A recurrent pass has two tokens more than snapshots (llama-batch.cpp, split_equal).
+# Smallest n_ubatch that allows guesses. A pass of a recurrent model needs room for a token of each snapshot, plus two
+# (llama-batch.cpp, split_equal).
 MIN_GUESSING_UBATCH = 3
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and a context below 32 serves no request
 MAX_CTX = 2**24
@@ -27,8 +28,8 @@ SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 NUMA = ("off", "distribute", "isolate", "numactl")
-# With device_sampling, the device returns this many tokens of a row. top_k must be smaller: the last token returned
-# shows whether a token that top_k drops is as likely as one that it keeps.
+# With device_sampling, the device returns this many of the likeliest tokens of a row. top_k must be smaller, because
+# the first token that top_k drops must be known: it may tie with a kept token.
 DEVICE_TOP = 65
 RANGES = (
     ("n_slots", 1, MAX_SLOTS),

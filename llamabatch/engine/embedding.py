@@ -15,17 +15,17 @@ from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 
-# While sequences generate, a step has at most MOST_BESIDE tokens of texts, and STEPS_BETWEEN steps lie between two full
-# passes of texts. A decode step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
+# While sequences generate, a step has at most MOST_BESIDE tokens of texts. One step has a full pass of texts after
+# STEPS_BETWEEN such steps. A decode step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
 MOST_BESIDE = 64
 STEPS_BETWEEN = 29
-# The most seconds that an encoder of pictures computes in a step: alone, and while sequences generate.
+# The most seconds of a step in which pictures and sounds are encoded: while no sequence generates, and while some do.
 ENCODER_S, ENCODER_BESIDE_S = 0.2, 0.02
 LOOK_AHEAD = 256  # the most waiting texts that a step looks at, so that its cost does not grow with the queue
 
 
 class Embeddings:
-    """The embedding requests of an engine. Each step runs one pass, so that generation continues at the same time.
+    """The embedding requests of an engine. Each step runs at most one pass, so that generation continues.
 
     Args:
         hooks: callbacks for admitted requests.
@@ -56,7 +56,7 @@ class Embeddings:
         """Runs one pass if a text waits, and returns the outputs.
 
         Args:
-            generating: running sequences wait for their next token.
+            generating: True: the engine also has sequences to compute.
         """
         try:
             is_encoded = self._encode(ENCODER_BESIDE_S if generating else ENCODER_S)
@@ -150,11 +150,11 @@ class EmbedQueue:
         return any(name == used for request in requests for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:
-        """Removes and returns the texts of the next pass: the oldest text that fits, and younger ones that fit and have
-        the same adapters. The oldest request with a picture or a sound moves to `encoding`.
+        """Removes and returns the texts of the next pass: the oldest text that fits, and younger texts that fit and
+        have the same adapters. The oldest request with a picture or a sound moves to `encoding`.
 
         Args:
-            generating: Running sequences wait for their next token. A step then has at most MOST_BESIDE tokens of
+            generating: True: the engine also has sequences to compute. A step then has at most MOST_BESIDE tokens of
                 texts, except for a full pass every 30 steps.
         """
         is_full_pass = not generating or self._since >= STEPS_BETWEEN

@@ -46,7 +46,7 @@ from llamabatch.utils.paths import absolute, one_line
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.002  # seconds of a wait while nothing can be computed: grammars compile, or states are read from disk
+_PATIENCE_S = 0.002  # seconds that a step waits for a grammar or a state on disk, if nothing can be computed
 _CLOSE_S = 5.0  # seconds in which an engine that closes writes prefixes to the disk
 
 
@@ -114,7 +114,7 @@ class Engine(Closing):
             disk=self._disk,
         )
         self._hooks = hooks
-        self._admitted: list[str] = []  # ids of requests that the hooks do not know yet; empty without hooks
+        self._admitted: list[str] = []  # ids of admitted requests that are not reported yet; empty without hooks
         self._parallel = ParallelSampling()
         self._embeddings = Embeddings(self.model, self.config, hooks)
         self._pending = PendingGrammars()
@@ -265,7 +265,7 @@ class Engine(Closing):
         return self._scheduler.update(batch, results)
 
     def _grow(self) -> None:
-        """Makes a larger context if there are more requests than slots, while running sequences continue.
+        """Makes a larger context if there are more requests than slots. Running sequences continue meanwhile.
 
         If memory has no room for a larger context, the old context stays.
         """
@@ -276,8 +276,8 @@ class Engine(Closing):
                 self._scheduler.grow(*grown)
 
     def keep_idle(self) -> bool:
-        """Writes one prefix of a finished request to the folder of cache_disk, for a later process, if there is nothing
-        to compute. Returns True if the caller should call again soon."""
+        """If there is nothing to compute, writes one prefix of a finished request to the folder of cache_disk, for a
+        later process. Returns True if the caller should call again soon."""
         self._check_open()
         if self._disk is None or self._damage is not None or self.has_work:
             return False
@@ -298,9 +298,9 @@ class Engine(Closing):
             self._admitted = []
 
     def stats(self) -> EngineStats:
-        """Returns the counts since the start, and the gauges of now.
+        """Returns the counts since the start, and the present gauges.
 
-        May be called from any thread, also during a step. The counts then include a part of the step.
+        May be called from any thread. During a step, the counts include only a part of this step.
         """
         scheduler = self._scheduler
         return EngineStats(**scheduler.stats()) + EngineStats(
@@ -357,7 +357,7 @@ class Engine(Closing):
 
         Raises:
             InputError: the file is damaged, or was saved by another model or engine. With batch_invariant, a file saved
-                by other kernels is also refused, because its cells have other bits.
+                by other kernels is also refused, because its cells differ in some bits.
             ConfigError: this engine shares no prefixes.
         """
         self._check_open()
@@ -373,7 +373,7 @@ class Engine(Closing):
             path,
             facts,
             most_tokens=self.config.n_ctx,
-            most_bytes=2 * cache_bytes + 2**20,  # a state also has positions, and a plan is an estimate
+            most_bytes=2 * cache_bytes + 2**20,  # a state also has positions, and the plan's bytes are an estimate
         )
         try:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state, prefix.media_runs)
@@ -431,7 +431,7 @@ class Engine(Closing):
         """Frees context and model; requests in flight are lost. May be called twice.
 
         Args:
-            reason: message of the error that later calls of the model raise; None: it says that the model is closed.
+            reason: message of the error that later calls of the model raise; None: "the model is closed".
         """
         if not self._closed:
             if self._disk is not None:
@@ -478,7 +478,7 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 
 
 def import_the_rest() -> None:
-    """Imports all modules that later requests need, as the process may have no file descriptor left by then."""
+    """Imports all modules that later requests need. The process may have no file descriptor left for them later."""
     import numpy.ctypeslib  # noqa: F401  # numpy imports it only when it is first used
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # imports llguidance; `import llamabatch` does not
@@ -501,7 +501,7 @@ def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
 
 
 def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder | None:
-    """Opens the folder of cache_disk; None if it is not given, or this engine keeps no prefixes."""
+    """Opens the folder of cache_disk. Returns None without cache_disk, or if this engine keeps no prefixes."""
     if config.cache_disk is None:
         return None
     if not limits.keeps_prefixes or not limits.state_bytes:
@@ -513,7 +513,7 @@ def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder 
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
-    """Returns the part of an engine that guesses tokens; None if speculate is "off". It owns the draft model."""
+    """Returns the part of an engine that guesses tokens; None if speculate is "off". This part owns the draft model."""
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)

@@ -68,7 +68,7 @@ class ParallelSampling:
         return self._children.get(request_id, (request_id, 0))
 
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-        """Returns the outputs, with outputs of requests in place of the outputs of their continuations."""
+        """Returns the outputs. Outputs of continuations become outputs of their requests."""
         merged = []
         for output in outputs:
             child = self._children.get(output.request_id)

@@ -67,8 +67,8 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
-            error = future.exception()  # not raised: its traceback, in the cached future, would keep the engine
-            try:  # any exception is the error of this request alone
+            error = future.exception()  # raising it would keep a traceback, and so the engine, in the cached future
+            try:  # an exception fails this request alone
                 if error is None:
                     on_compiled(sequence, future.result())
             except BaseException as raised:

@@ -1,8 +1,8 @@
 """A file with the KV cells of a prefix: facts of the model and engine, the tokens, and llama.cpp's own bytes.
 
-The fact MMPROJ names the encoder of the pictures and sounds among the tokens. It is None in a file of text alone, which
-fits an engine with any mmproj file. The header's media_runs has four numbers for each picture that takes fewer
-positions than cells: start, length, n_pos and n_time of MediaRun.
+The fact MMPROJ names the encoder of the pictures and sounds among the tokens. In a file of text alone MMPROJ is None,
+and the file fits an engine with any mmproj file. The header's media_runs has four numbers for each picture that takes
+fewer positions than cells: start, length, n_pos and n_time of MediaRun.
 
 Layout: a magic, the length of a JSON header (uint32, little endian), the header, the token ids (int32), the state, and
 a BLAKE2b digest of everything before the digest.
@@ -41,7 +41,7 @@ class PrefixFile:
 
     Attributes:
         token_ids: tokens of the prefix.
-        state: llama.cpp's bytes of the prefix's cells, without the number of slots.
+        state: llama.cpp's bytes of the prefix's cells, in a form that does not depend on the number of slots.
         media_runs: the pictures of the prefix that take fewer positions than cells, in order.
     """
 
@@ -113,7 +113,7 @@ def read(
 
 
 def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]:
-    """Reads the header and the token ids of a file. Only `read` checks them. Raises InputError."""
+    """Reads header and token ids of a file, without a check of facts and checksum. Raises InputError."""
     name = one_line(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -123,8 +123,8 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 
 class _Reader:
-    """A reader that goes through a file piece by piece and trusts nothing in it. A correct checksum proves that nothing
-    was lost, but not that the writer meant no harm. All methods raise InputError."""
+    """Reads a file piece by piece, and trusts nothing in the file. A correct checksum proves that nothing was lost, but
+    not that the writer meant no harm. All methods raise InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file
@@ -194,7 +194,7 @@ class _Reader:
         return header
 
     def _media_runs(self, header: Mapping[str, Any], ids: array[int]) -> tuple[MediaRun, ...]:
-        """Returns the pictures of the header. They must be runs of ids below 0, one after another."""
+        """Returns the pictures that the header lists. Each must be a run of ids below 0, behind the run before it."""
         runs, end = list[MediaRun](), 0
         given = header.get(_RUNS, [])
         for each in given if isinstance(given, list) else [given]:
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _without_waiting(name: str, flags: int) -> int:
-    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe that nothing writes to would block
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # else opening a pipe without a writer would block
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

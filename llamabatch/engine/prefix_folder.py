@@ -1,4 +1,4 @@
-"""Prefixes in a folder, which outlive the process: cache_disk.
+"""Prefixes that outlive the process, in the folder of cache_disk.
 
 Each prefix is a file in the form of prefix_file. There is a subfolder for each combination of model file, build of
 llama.cpp and options, because cells depend on all of them. A separate thread writes and reads files, one at a time.
@@ -72,7 +72,7 @@ class PrefixFolder:
             model, config, prefix.token_ids, prefix.state, prefix.media_runs
         )
         self._facts = _facts(model, config)
-        # Text has the same cells with any mmproj file, so that the home does not depend on this file.
+        # Text has the same cells with any mmproj file, so the name of the subfolder does not depend on that file.
         named = json.dumps({name: value for name, value in self._facts.items() if name != prefix_file.MMPROJ})
         self._home = folder / hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
         self.n_bytes = 0  # bytes of all files in the folder, as of the last look
@@ -80,8 +80,8 @@ class PrefixFolder:
         self._files: dict[StoredPrefix, Path] = {}
         self._by_head: dict[tuple[str | None, bytes], list[StoredPrefix]] = {}
         self._writing: StoredPrefix | None = None
-        self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of fetch
-        self._is_unwanted = False  # True: `discard` named the prefix in _writing, so its file is deleted once written
+        self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of the calls of `fetch`
+        self._is_unwanted = False  # True: the prefix in _writing was discarded; its file is deleted once written
         self._has_warned = False
         self._refusal: str | None = None  # the error after which nothing is written any more
         self._is_closing = False
@@ -112,13 +112,13 @@ class PrefixFolder:
 
     def wants(self, prefix: StoredPrefix) -> bool:
         count = len(prefix.token_ids)
-        # The cells of an adapter also depend on the adapter's file.
+        # With adapters, cells also depend on the adapters' files, which the facts do not name.
         if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters:
             return False
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
     def _covers(self, held: StoredPrefix, other: StoredPrefix) -> bool:
-        """Returns True if `other` is not worth a file, because `held`, on the disk, saves nearly as many tokens."""
+        """Returns True if `held`, which is on the disk, saves nearly as many tokens as `other` would."""
         count, reach = len(other.token_ids), common_length(held.token_ids, other.token_ids)
         is_of_use = reach == len(held.token_ids) or not self._is_exact
         return is_of_use and reach > count - max(MIN_GAIN, count // _MIN_GROWTH)
@@ -167,7 +167,7 @@ class PrefixFolder:
                 return
 
     def _next_read(self) -> StoredPrefix | None:
-        """Returns the next prefix to read; None while another state waits in main memory for its slot."""
+        """Returns the next prefix to read; None while a state that was read waits for its slot."""
         if any(prefix.state is not None for prefix in self._awaited):
             return None
         return next((prefix for prefix in self._awaited if not prefix.is_dropped), None)
@@ -184,7 +184,7 @@ class PrefixFolder:
                     os.utime(path)  # the least recently used files are deleted first
         except Exception as error:
             found = None
-            if path is not None and path.exists():  # else it was deleted to make room
+            if path is not None and path.exists():  # a missing file was deleted to make room
                 logger.warning("a kept prefix is computed again: %s", describe(error))
         with self._changed:
             if found is None:
@@ -207,7 +207,7 @@ class PrefixFolder:
                 self._changed.notify_all()
 
     def _write_file(self, prefix: StoredPrefix) -> None:
-        """Writes a prefix to a file. Raises InputError or OSError for a problem that other files would have as well."""
+        """Writes a prefix to a file. Raises InputError or OSError for a problem that any other file would have, too."""
         ids, salt = tuple(prefix.token_ids), _salt(prefix.key)
         state: Any = prefix.state
         if isinstance(state, np.ndarray):
@@ -224,7 +224,7 @@ class PrefixFolder:
             prefix_file.write(path, file, facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
-            found = (known for known, at in self._files.items() if at == path)  # a scan may have added it
+            found = (known for known, at in self._files.items() if at == path)  # a scan may have added the file
             kept = next(found, None) or self._take_in(path, ids, facts)
             if self._is_unwanted:
                 self._delete(kept)
@@ -234,9 +234,9 @@ class PrefixFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Locks the folder in a `with` block. Only one process writes at a time, so that all files stay in the limit.
+        """Locks the folder in a `with` block. Only one process writes at a time, so that the limit holds for all files.
 
-        Raises OSError: TimeoutError if another process keeps the lock for longer than a file should take.
+        Raises OSError: TimeoutError if another process keeps the lock for longer than writing a file takes.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted the folders
         self._home.mkdir(mode=0o700, exist_ok=True)
@@ -282,7 +282,7 @@ class PrefixFolder:
         return True
 
     def _all(self) -> list[tuple[float, int, Path]]:
-        """Returns time of last use, bytes and path of each file in the folder. Sets n_bytes to the sum of the bytes."""
+        """Returns (time of last use, bytes, path) of each file in the folder. Sets n_bytes to the sum of the bytes."""
         found = []
         for path in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):

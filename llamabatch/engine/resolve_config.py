@@ -32,8 +32,8 @@ from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
 
-HEADERS = "header"  # name of the facts of headers in the disk cache
-_VERSION = 3  # version of the format of these facts
+HEADERS = "header"  # name of the headers' facts in the disk cache
+_VERSION = 3  # version of the format of the cached facts
 _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
@@ -44,7 +44,7 @@ def plan(
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, but no model.
 
     Args:
-        loaded: another engine of this process has loaded the weights, and its plan includes the memory of this engine.
+        loaded: another engine of this process has loaded the weights. That engine's plan includes this one's memory.
         computes_here: False: child processes will compute, and this process makes no context on a GPU.
         share: part of the free memory, of this machine and of each GPU, that this engine may use; other engines use the
             rest.
@@ -61,7 +61,7 @@ def plan(
         gpus = tuple(replace(gpu, free_bytes=int(gpu.free_bytes * share)) for gpu in machine.gpus)
         machine = replace(machine, available_bytes=int(machine.available_bytes * share), gpus=gpus)
     if loaded:
-        # the first engine has checked the memory of all engines, and they already use a part of it
+        # the first engine checked the memory for all engines, and they use a part of it already
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
     return resolve(config, facts, machine, profile)
 
@@ -109,7 +109,7 @@ def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
 
 
 def _placed(config: EngineConfig, path: Path, facts: ModelFacts) -> Places:
-    """Returns the GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names; None is main memory.
+    """Returns pairs of tensor and GPU (None: main memory), as set by override_tensor, cpu_moe and n_cpu_moe.
 
     Raises:
         ConfigError: an option names no tensor of this file, or a place that this engine cannot use.
@@ -117,7 +117,7 @@ def _placed(config: EngineConfig, path: Path, facts: ModelFacts) -> Places:
     if not config.tensor_overrides:
         return ()
     names = [tensor.name for tensor in facts.tensors]
-    profile_for(path, config)  # called to load the library with the environment of the profile
+    profile_for(path, config)  # called so that the library loads with the profile's environment
     module = library.load()
     known = devices.buffer_types(module)
     chosen = [device.name for device in devices.used(config, module)]
@@ -193,8 +193,8 @@ def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
 
 
 def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
-    """Returns the facts of the headers. If the files are unchanged, the facts come from the cache, and a start does not
-    read the vocabulary.
+    """Returns the facts of the headers. Facts of unchanged files come from the cache, so that a start need not read the
+    vocabulary.
 
     Raises ModelFileError and OSError, as ModelFacts.read.
 

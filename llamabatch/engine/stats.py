@@ -21,17 +21,17 @@ _GAUGES = (
 )
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest", "cache_disk_bytes")  # in a sum of several engines, these fields have the largest value
+_MOST = ("longest", "cache_disk_bytes")  # a sum over engines takes the largest value of these fields
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started. These fields are gauges, with the value of now: running, waiting, free_slots,
+    """Counts since the engine started. These fields are gauges with present values: running, waiting, free_slots,
     kv_cells, kv_cells_used, cache_ram_bytes, cache_disk_bytes and speculating.
 
-    Each prompt of a call is a request; with n or best_of above 1 it has that many continuations. `submitted`, the
-    counts of endings and e2e_s count requests; all other fields count continuations. Each event is counted when it
-    happens, so that the events of running requests are included.
+    Each prompt of a call is a request, which has n (or best_of) continuations. `submitted`,
+    `rejected`, the counts of endings and the histograms of ended requests count requests; all other fields count
+    continuations. Each event is counted when it happens, so that the events of running requests are included.
 
     Attributes:
         running: continuations that have a slot. waiting: continuations, and texts to embed, that wait. free_slots:
@@ -47,19 +47,19 @@ class EngineStats:
             seconds from token to token. e2e_s: seconds from arrival to the end, of requests that ended well.
         prefill_s, decode_s: seconds from the slot to the first token, and from the first token to the last one, of
             requests that ended well and have output; with several continuations, of the first one. prompt_lengths,
-            output_lengths: tokens of requests that ended well, in histograms with the limits of durations.
-        computed_tokens: prompt tokens of ended requests that were not copied. longest: tokens of prompt and output of
+            output_lengths: tokens of requests that ended well, in histograms with the bucket limits of durations.
+        computed_tokens: prompt tokens of ended requests, without copied tokens. longest: tokens of prompt and output of
             the longest continuation so far.
         restarts: engine processes that replaced a dead one.
         decode_calls: calls that continue sequences. decode_rows: rows of these calls that continue a sequence.
-            decode_passes: passes over the weights of these calls.
-        prefill_calls: calls of prompt tokens only. prefill_passes: passes of these calls. prefill_tokens: prompt tokens
+            decode_passes: passes over the weights in these calls.
+        prefill_calls: calls of prompt tokens only. prefill_passes: passes in these calls. prefill_tokens: prompt tokens
             in all calls, including calls that also continue sequences.
         dummy_rows: rows computed only to keep the seq ids of a call dense.
         adapter_switches: changes from one adapter set to another in a context.
         shared_tokens: prompt tokens that were copied from requests in flight and not computed.
         prefix_hits: continuations that began with cells of a finished request or with a stored prefix. prefix_tokens:
-            tokens that they did not compute for this reason. restored_tokens: the part of prefix_tokens that came from
+            prompt tokens that they therefore did not compute. restored_tokens: the part of prefix_tokens that came from
             main memory or the disk. read_tokens: the part of prefix_tokens that came from the disk.
         cache_ram_bytes: main memory that saved prefixes take now. cache_disk_bytes: bytes of all files in the folder
             of cache_disk, when the engine last looked.
@@ -221,7 +221,7 @@ class RequestCounts:
                 self._count_end(output.finished)
 
     def _count_end(self, output: RequestOutput) -> None:
-        """Counts the end of a request. The first continuation decides the reason, unless one failed."""
+        """Counts the end of a request: an error if any continuation failed, else the reason of the first one."""
         reason, n_prompt = output.finish_reason, len(output.prompt_token_ids)
         lengths = [len(each.token_ids) for each in output.outputs]
         if output.timings.queued_s is not None:

@@ -79,8 +79,8 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, has ids outside the vocabulary, ends with a picture or a sound, or has one
-            that needs a larger pass; an option is for prompts of text only; score_from is outside the prompt.
+        PromptError: the prompt is empty, has ids outside the vocabulary, or ends with a picture or a sound; a picture
+            or a sound is too large for a pass; an option is for text alone; score_from is outside the prompt.
         ContextLengthError: the prompt is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, limit the
@@ -159,7 +159,7 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
 
 
 def _text_ids(token_ids: tuple[int, ...], runs: Sequence[MediaRun]) -> tuple[int, ...]:
-    """Returns the token ids of a prompt that are of text."""
+    """Returns the ids of a prompt's text, without the ids of pictures and sounds."""
     ends = (0, *(run.end for run in runs))
     starts = (*(run.start for run in runs), len(token_ids))
     parts = (token_ids[end:start] for end, start in zip(ends, starts, strict=True))
@@ -167,16 +167,16 @@ def _text_ids(token_ids: tuple[int, ...], runs: Sequence[MediaRun]) -> tuple[int
 
 
 def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
-    """Raises ContextLengthError for a prompt of more tokens than a request may use.
+    """Raises ContextLengthError if a prompt has more than n_ctx tokens.
 
     Args:
-        place: start of the message, which names the position of the prompt in a list.
+        place: start of the message, which names the prompt's place in its list; "" for a single prompt.
     """
     if n_tokens > n_ctx:
         message = (
             f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
-        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would make a reference cycle
+        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would make a cycle with the traceback
 
 
 def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = False) -> ContextLengthError:
@@ -291,7 +291,7 @@ def longest_cut(params: SamplingParams, n_ctx: int) -> int:
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     """Returns the request, with its prompt cut if truncate_prompt_tokens or overflow="truncate" ask for it.
 
-    overflow="truncate" cuts prompts of more than n_ctx tokens only, to `longest_cut`.
+    overflow="truncate" cuts only prompts of more than n_ctx tokens. They keep `longest_cut` tokens, or fewer.
 
     Args:
         bos: the token that begins every text; a cut prompt keeps this token. None: there is no such token.

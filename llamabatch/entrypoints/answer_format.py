@@ -20,7 +20,7 @@ from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
 
-_TAIL = 64  # a thinking tag at the end of a prompt lies within this many tokens
+_TAIL = 64  # number of last tokens of a prompt that are searched for thinking tags
 
 
 class FormatModel(Protocol):
@@ -75,7 +75,7 @@ class AnswerFormat:
 
     def of_prompt(self, request: Request) -> Request:
         """Returns the request of a plain prompt, with the state of its thinking if a budget or a form needs the state.
-        The answer is not parsed. A form binds from the first token, unless the prompt ends inside thinking."""
+        The answer is not parsed. A form applies from the first token, unless the prompt ends inside thinking."""
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
@@ -123,18 +123,18 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The form of the answer, if it must call a tool or its calls are restricted; None: the answer is free."""
+        """The form of answers that must call a tool, or whose calls are restricted; None: answers are free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
         if tools is None:
             return self._strict(self._tools)
         made = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
-        # A grammar that contains the thinking must bind from the first token.
+        # A grammar that contains the thinking must apply from the first token.
         return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
-        """Returns a form that binds from the mark of a call on; None: nothing restricts calls, or they have no mark."""
+        """Returns a form that restricts each call from its mark on; None: calls are free, or have no mark."""
         if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls

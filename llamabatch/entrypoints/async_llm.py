@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Number of threads for slow work. A model tokenizes one text at a time. More threads keep short calls from waiting
-# behind long calls.
+# Number of threads for slow work. They do not tokenize faster, because a model tokenizes one text at a time, but
+# short calls need not wait behind long calls.
 _N_WORKERS = 4
 
 
@@ -543,7 +543,7 @@ class AsyncLLM:
         return await self._on_thread(run)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
-        # No variable refers to the future: its error's traceback refers to this frame, so there would be a cycle.
+        # A variable for the future would make a cycle: the traceback of the future's error refers to this frame.
         return await asyncio.wrap_future(self._submitted(do))
 
     def _submitted(self, do: Callable[[], T]) -> Future[T]:

@@ -175,7 +175,7 @@ def _classified(
 
 def _activated(model: Model, values: _Values) -> _Values:
     """Returns the probabilities of a model's outputs. Raw scores pass through the logistic function if there is one
-    score, else through softmax. Outputs of _WITH_SOFTMAX are probabilities already."""
+    score, else through softmax. Architectures in _WITH_SOFTMAX return probabilities already."""
     if model.metadata.get("general.architecture") in _WITH_SOFTMAX:
         return values
     if len(values) == 1:

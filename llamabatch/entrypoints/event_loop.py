@@ -30,8 +30,8 @@ class Load:
     Attributes:
         connect: returns the client; subclasses of AsyncLLM replace it.
         download: fetches a model from the hub and returns its file, for `connect`.
-        client: the client of the loaded model. The load's future has no reference to the client, because a
-            cancelled task leaves that future in a reference cycle of asyncio.
+        client: the client of the loaded model. It is not the result of the load's future, because a cancelled task
+            leaves that future in a reference cycle of asyncio.
         cancelled: once set, ends this load and any later load.
     """
 
@@ -54,8 +54,8 @@ def _connect(config: EngineConfig, download: Download | None) -> FrontClient:
 
 async def ended(loading: Future[None]) -> None:
     """Waits until a load has ended, with or without an error. Several tasks may wait, and cancelling them does not stop
-    the load. A task waits for an event, not for the future, because asyncio would log the error of a future that a
-    cancelled task never reads.
+    the load. The tasks wait for an event. If they waited for the future, asyncio would log an error of the load
+    after a task was cancelled.
     """
     loop = asyncio.get_running_loop()
     has_ended = asyncio.Event()
@@ -99,7 +99,7 @@ class Call:
             self._client.submit(submission.requests, self._emit, stream=self._stream)
             if submission.refused:
                 self._client.count_refused(submission.refused)
-        if self.left:  # the caller left during the submission, so its abort may have come too early
+        if self.left:  # the caller left during the submission, so Call.abort may have run too early
             self.abort()
         return submission
 

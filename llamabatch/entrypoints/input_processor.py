@@ -73,7 +73,7 @@ def place_of(name: str) -> str:
 
 
 class InputProcessor:
-    """The maker of Submissions for one engine. It checks and tokenizes prompts, and does not wait for the engine.
+    """Makes Submissions for one engine: checks and tokenizes prompts, and does not wait for the engine.
 
     Args:
         client: the engine; its model tokenizes, and its plan contains the limits.
@@ -380,7 +380,7 @@ class InputProcessor:
         return made[least]._replace(num_truncated=n_tokens - len(made[least].token_ids))
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
-        """Returns the adapters of each prompt. Raises AdapterError if adapters for all prompts have an unknown name."""
+        """Returns the adapters of each prompt. Raises AdapterError if adapters given for all prompts are unknown."""
         sets = adapter_sets(adapters, n)
         if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)

@@ -155,7 +155,7 @@ class LLM(Closing):
                 prompt that fails raises its error. "raise": the first error is raised as soon as it is known, and the
                 other requests are aborted. "return": no warning and no exception. An exception has the outputs so far
                 in `outputs`.
-            progress: True: a progress bar, in a notebook or on stderr if stderr is a terminal. False: no bar. None: a
+            progress: True: a progress bar in a notebook, or on stderr if stderr is a terminal. False: no bar. None: a
                 bar in a notebook only, for a list. A function is called as progress(done, total) on the caller's
                 thread; an exception in it ends the call.
 
@@ -191,7 +191,7 @@ class LLM(Closing):
                 `tool_calls`. docs/tools.md lists the model families whose notation is known.
             tool_choice: "auto" or None: the model decides. "none": the answer is not searched for calls. "required":
                 the model calls one of the tools. {"type": "function", "function": {"name": …}}: the model calls this
-                tool. A grammar made of the parameters' schemas enforces the last two.
+                tool. A grammar made of the parameters' schemas enforces a required or named call.
             parallel_tool_calls: False: at most one call.
             chat_template: a template in place of the model's: a jinja2 text, the path of a file, or one of llama.cpp's
                 names.
@@ -296,7 +296,7 @@ class LLM(Closing):
             adapters: {name: scale} of loaded adapters, for all continuations.
             errors: as for generate, for each continuation. A continuation fails if it is empty, if no token comes
                 before it, or if prompt and continuation together are longer than n_ctx. Its Score then has `error` set
-                and a logprob of NaN. An item that is not a pair (an empty table cell) is one failed continuation.
+                and a logprob of NaN. An item that is no pair (such as an empty table cell) is one failed continuation.
 
         Returns:
             One Score for each continuation, in order; for pairs, one list of Scores for each pair.

@@ -21,7 +21,7 @@ class TextPrompt(TypedDict):
     Attributes:
         prompt: the text.
         multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a sound, or a list of sounds}. The
-            media replace the marks in the text: <__media__>, or the marks of the model's prompts for vLLM. The
+            media replace the marks in the text: <__media__>, or the marks that the model's prompts have in vLLM. The
             text is then tokenized with special tokens. A picture is a path, bytes, a data: address, a PIL image or an
             array. A sound is a path, bytes, a data: address, or a pair of samples and their rate.
     """
@@ -46,9 +46,11 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
-# Further keys of vLLM's mappings.
+# The key of the media in vLLM's mappings.
 _MEDIA = "multi_modal_data"
-MARK_KEY = object()  # beside the media: the text's mark for them. No caller has this key, so no caller sets a mark
+# Key of the mark in the mapping of the media. The mark is the text that stands for each picture or sound in the prompt.
+# Callers do not have this object, so they cannot set a mark.
+MARK_KEY = object()
 _KINDS: dict[str, Kind | None] = {"image": IMAGE, "audio": SOUND, "any": None}
 _NOT_YET = (
     *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids", "encoder_prompt"),
@@ -67,7 +69,7 @@ def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns token ids as Python ints, from a loop: map() would not let other threads run."""
+    """Returns token ids as Python ints. The loop lets other threads run; map() would not."""
     plain = [int(token_id) for token_id in token_ids]
     return tuple(plain)
 
@@ -88,8 +90,8 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]], str | None]:
-    """Returns the mapping without its media, its media with their kinds, in order, and the mark that the server has put
-    into the text for each of the media; None: the usual marks. Raises PromptError."""
+    """Splits a prompt mapping. Returns the mapping without media, a list of (kind, picture or sound), and the mark that
+    the server has put into the text for each of the media (None: the usual marks). Raises PromptError."""
     data = prompt.get(_MEDIA)
     if data is None:
         return prompt, [], None

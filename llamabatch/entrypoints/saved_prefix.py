@@ -10,12 +10,12 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.checks import counted
 
 TRIES = 3
-ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt; its cells then stay for a while
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # for a request that only computes a prompt
 CROWDED = "other requests took the cells of the prefix before it was saved; try again while fewer requests run"
 
 
 def tokens_to_save(token_ids: Sequence[int]) -> list[int]:
-    """Returns the tokens of a text that was just computed. Raises InputError if they are too few to save."""
+    """Returns the tokens of a prefix as a list. Raises InputError if they are too few to save."""
     if len(token_ids) < MIN_SHARED:
         raise InputError(f"the prefix has {counted(len(token_ids), 'token')}; at least {MIN_SHARED} are worth saving")
     return list(token_ids)

@@ -43,7 +43,8 @@ class Score:
         logprob: the natural logarithm of the continuation's probability, given the prompt. It is the sum of
             `token_logprobs`; NaN if the continuation failed.
         is_greedy: True if greedy sampling would give the continuation: each token is the most likely at its place.
-        token_ids: the continuation's tokens, from the first token that differs from the tokens of the prompt alone.
+        token_ids: the continuation's tokens. If tokenizing it together with the prompt changes the prompt's last
+            tokens, these are included.
         token_logprobs: the logprob of each token, given all tokens before it: log softmax of the model's own logits.
         error: the reason why the continuation failed, else None.
     """
@@ -184,8 +185,8 @@ class Scoring:
     def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
         """Returns the tokens of prompt and continuation, and the index of the first token to score.
 
-        Two texts are tokenized together, because a token may span the border between them. Prompt tokens that change
-        count as continuation. Given token ids do not change.
+        Two texts are tokenized together, because a token may span the border between them. If this changes the last
+        tokens of the prompt, they count as continuation. Token ids that the caller gives do not change.
         """
         if isinstance(continuation, str):
             if isinstance(prompt, str):

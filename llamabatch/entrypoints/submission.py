@@ -65,7 +65,7 @@ class Submission:
         refused: one event for each refused prompt, with its error.
 
     Raises:
-        InputError: `errors` is unknown; or a prompt is refused with "raise", or every prompt with "warn".
+        InputError: `errors` is unknown; or a prompt is refused (errors="raise"), or every prompt is (errors="warn").
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Submission:
     def _record(self, event: SequenceOutput) -> SequenceOutput:
         index = self._indices[event.request_id]
         if event.finished is not None:
-            self._n_left -= self._outputs[index] is None  # an event that repeats (its sink raised) counts once
+            self._n_left -= self._outputs[index] is None  # an event repeated after its sink raised counts once
             self._outputs[index] = event.finished
             if event.finished.error is not None and (error := event.finished.exception()) is not None:
                 self._failures.setdefault(index, error)

@@ -7,7 +7,7 @@ from llamabatch.utils.paths import shown
 
 
 def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "") -> str:
-    """Returns the repr: the class name `kind` with model, strategy and sizes. Without a plan, the model is not loaded.
+    """Returns the repr: the class name `kind` with model, strategy and sizes. `plan`: None before the load.
 
     Args:
         state: "closed" or "asleep", shown in place of the sizes.

@@ -24,7 +24,7 @@ _F32 = 0
 # Every backend can multiply by weights of these types and read their rows. These are ggml's numbers for F32, F16,
 # Q4_0 .. Q8_0 and BF16.
 _WEIGHT_TYPES = (0, 1, 2, 3, 6, 7, 8, 30)
-# llama.cpp reads these values without checking their type. A value of another type aborts the process.
+# Key -> the type that llama.cpp expects without a check. A value of another type aborts the process.
 _TYPED = {
     "general.type": TEXT,
     "general.architecture": TEXT,
@@ -68,7 +68,7 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
         return AdapterFile("lora", {})
     except OSError as error:
         raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
-    except ModelFileError as error:  # its message already names the path
+    except ModelFileError as error:  # the message already names the path
         raise ModelFileError(f"adapter {error}") from error
     except (ValueError, EOFError) as error:
         raise ModelFileError(f"adapter {one_line(path)}: {error}") from error

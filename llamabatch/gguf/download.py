@@ -195,7 +195,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
 
 
 def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
-    """Writes the bytes from `start` on. Returns the file's sha256, or a useless value if `record` has none.
+    """Writes the bytes from `start` on. Returns the file's sha256. Without `record.sha256`, the result is meaningless.
 
     Raises ModelFileError, OSError, HTTPException.
     """
@@ -217,9 +217,9 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
 
 
 def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
-    """Returns the facts about a file in the headers of its response and redirects, and the offset of the first byte.
+    """Returns a file's Record and the offset of the first byte sent, from the headers of the response and redirects.
 
-    The offset is -1 if the server gives a range that cannot be read.
+    The offset is -1 if the server's Content-Range cannot be parsed.
     """
     headers = [*passed, response.headers]
 
@@ -288,7 +288,7 @@ def _hub() -> str:
 
 
 def _token(host: str, scheme: str) -> str | None:
-    """Returns the hub's token if `host` is the hub, else None. Over http, a hub must be on this machine."""
+    """Returns the hub's token if `host` is the hub, else None. Over http, only a hub on this machine gets a token."""
     if host != urlsplit(_hub()).hostname or (scheme != "https" and host not in _LOCAL):
         return None
     token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")

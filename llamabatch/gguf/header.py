@@ -17,7 +17,7 @@ from llamabatch.utils.paths import one_line
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # the end of a part's name (llama_split_path)
 _MAX_PARTS = 1024
-_PAGE = 4096  # bytes that may follow the last tensor and its padding
+_PAGE = 4096  # the most bytes that may follow the last tensor and its padding
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Header:
 
     Attributes:
         metadata: maps a key to a number, a text, a tuple of up to 16,384 numbers, or Items.
-        types: maps a key to GGUF's number of its type, ARRAY for arrays.
+        types: maps a key to GGUF's number of the value's type; ARRAY for arrays.
         item_types: maps the key of an array to GGUF's number of the type of its items.
         tensors: in the file's order.
         n_tokens: size of the vocabulary; 0 without a vocabulary.
@@ -59,7 +59,7 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def texts(self) -> dict[str, str]:
-        """Returns the metadata as texts, lists with commas. Leaves out Items and the arrays of the tokenizer."""
+        """Returns the metadata as texts; see as_text. Leaves out Items and the arrays of the tokenizer."""
         return {
             key: as_text(value)
             for key, value in self.metadata.items()
@@ -142,7 +142,7 @@ def read_tensors(path: Path) -> tuple[TensorInfo, ...]:
     return tuple(tensor for header in read_parts(path) for tensor in header.tensors)
 
 
-@functools.lru_cache(maxsize=64)  # many headers, because a model may have many parts
+@functools.lru_cache(maxsize=64)  # a model may have many parts
 def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
     with path.open("rb", buffering=0) as file:
         reader = HeaderReader(path, file)

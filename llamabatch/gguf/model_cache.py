@@ -160,6 +160,6 @@ def _remove_from_the_hub(model: CachedModel) -> None:
     for blob in [file.resolve() for file in model.files]:
         for path in links.pop(blob, []):
             path.unlink()
-        blob.unlink(missing_ok=True)  # already gone if the model's file was no link
+        blob.unlink(missing_ok=True)  # the blob is gone already if the model's file was no link
     if not links:
         shutil.rmtree(repo)

@@ -25,7 +25,7 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _MAX_INT = 2**32 - 1  # llama.cpp reads whole numbers as uint32
 _MAX_FLOAT = 3.4028234663852886e38
 _SPLIT_AT_COMMA = re.compile(r"(?<!\\),")
-# llama.cpp reads patterns with std::regex, which has only these groups with a question mark: (?: (?= (?!
+# Finds groups that llama.cpp's std::regex does not have: all that begin with (? except (?: (?= (?!
 _GROUPS = re.compile(r"(?<!\\)\(\?(?![:=!])")
 _ESCAPES = re.compile(r"(?<!\\)(?:\\\\)*\\(?![dDwWsSbBtnrfv])([A-Za-z0])")
 _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
@@ -157,7 +157,7 @@ def _checked_pattern(given: object) -> str:
     reason = ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # warnings are for syntax that std::regex or other Pythons read differently
+            warnings.simplefilter("error")  # Python warns of syntax that std::regex or another Python reads differently
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError, Warning) as error:
         reason = str(error)

@@ -21,7 +21,7 @@ _LABELS = "classifier.output_labels"
 
 
 def declared_pooling(metadata: Mapping[str, str]) -> str | None:
-    """Returns the pooling that the file names. Returns None for "none" or no name: the program may then choose.
+    """Returns the pooling that the file names; None: it names "none" or no pooling, and the program may choose.
 
     Args:
         metadata: the header's metadata as texts.

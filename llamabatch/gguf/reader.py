@@ -50,15 +50,15 @@ _NUMBERS = {
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
-_MAX_VALUES = 1 << 16  # usual files have some dozens of values
-_MAX_TENSORS = 1 << 17  # the largest mixture-of-experts models have some thousands of tensors
-_MAX_NAME = 1 << 16  # bytes of a key, as in llama.cpp
-_MAX_TENSOR_NAME = 63  # GGML_MAX_NAME without its NUL
+_MAX_VALUES = 1 << 16  # the most metadata values of a file; usual files have some dozens
+_MAX_TENSORS = 1 << 17  # the most tensors of a file; the largest mixture-of-experts models have some thousands
+_MAX_NAME = 1 << 16  # the most bytes of a key, as in llama.cpp
+_MAX_TENSOR_NAME = 63  # the most bytes of a tensor's name: GGML_MAX_NAME without its NUL
 _MAX_DIMS = 4
 _MAX_SIZE = 2**63 - 1
-_MAX_TEXT = 1 << 24  # bytes of a text value; chat templates have some thousands
-_MAX_ITEMS = 1 << 14  # most numbers of an array that is stored; a longer array becomes Items
-_MAX_TEXTS = 1 << 24  # texts of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
+_MAX_TEXT = 1 << 24  # the most bytes of a text value; chat templates have some thousands
+_MAX_ITEMS = 1 << 14  # the most numbers of a stored array; a longer array becomes Items
+_MAX_TEXTS = 1 << 24  # the most texts of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
 _MAX_HEADER = 1 << 29
 _CHUNK = 1 << 20
 _ALIGNMENTS = tuple(1 << n for n in range(3, 17))
@@ -89,7 +89,7 @@ class TensorInfo:
 
     Attributes:
         dims: elements in each dimension, the row length first, as in the file.
-        type: ggml's number of its type.
+        type: the type, as ggml's number.
         offset: bytes from data_start to its data.
         n_bytes: size of its data.
     """
@@ -306,7 +306,7 @@ def read_texts(path: Path, items: Items) -> list[bytes]:
     texts: list[bytes] = []
     at, unpack = 0, _LENGTH.unpack_from
     add = texts.append
-    for _ in range(items.count):  # may run hundreds of thousands of times, so the body is short
+    for _ in range(items.count):  # the body is short, because it may run hundreds of thousands of times
         start = at + 8
         at = start + unpack(data, at)[0]
         add(data[start:at])

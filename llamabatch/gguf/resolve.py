@@ -25,10 +25,10 @@ from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name, o
 Pick = Callable[[Iterable[str], str | None, str], str]
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
-_MOST_NAMED = 5  # models of a folder that a message names
-_MOST_ENTRIES = 10_000  # entries of a folder that are searched for models
-_LONGEST = 200  # characters of a missing file's name that are compared
-_SAMPLES = 64  # samples of a file, each with _SAMPLE_BYTES bytes
+_MOST_NAMED = 5  # the most models of a folder that a message names
+_MOST_ENTRIES = 10_000  # the most entries of a folder that are searched for models
+_LONGEST = 200  # characters of a missing file's name that are compared with other names
+_SAMPLES = 64  # samples of a file for model_identity, each with _SAMPLE_BYTES bytes
 _SAMPLE_BYTES = 65536
 
 
@@ -65,7 +65,7 @@ def resolve(model: str) -> Path:
             if part != path and path.exists() and not part.exists():
                 raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
             _check(part)
-    except (OSError, ValueError) as error:  # for example a name that is too long or has a NUL, or no permission
+    except (OSError, ValueError) as error:  # for example: the name is too long or has a NUL, or access is denied
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{model} cannot be read: {reason(error)}") from error
@@ -149,7 +149,7 @@ def fetch(
         pick: chooses a file of the repository by `filename`; None for `choose`.
 
     Raises:
-        ModelFileError: the repository does not exist, or not exactly one of its models matches; the message lists them.
+        ModelFileError: the repository does not exist, no model of it matches, or several match; the message lists them.
         SetupError: huggingface_hub is not installed.
     """
     hub = _huggingface_hub(repo_id)

@@ -15,10 +15,10 @@ class ModelShape:
 
     Attributes:
         architecture: for example "qwen2".
-        n_layer, n_embd, n_ff, n_head, n_head_kv: the file's values as texts, lists with commas; "" if missing.
+        n_layer, n_embd, n_ff, n_head, n_head_kv: the file's values as in Header.texts; "" if missing.
         n_vocab: number of tokens; 0 without a vocabulary.
         file_type: llama.cpp's number of the quantisation; "" if missing.
-        n_tensors, file_bytes: number of tensors, and bytes of all parts; they differ between quantisations.
+        n_tensors, file_bytes: number of tensors in this file, bytes of all parts; both differ between quantisations.
     """
 
     architecture: str

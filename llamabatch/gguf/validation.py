@@ -31,7 +31,7 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
 _NO_ID = 2**32 - 1  # some files write this id for a special token that they do not have
-_NO_POOLING = 2**32 - 1  # llama_model_save_to_file writes LLAMA_POOLING_TYPE_UNSPECIFIED, -1
+_NO_POOLING = 2**32 - 1  # LLAMA_POOLING_TYPE_UNSPECIFIED, -1, as llama_model_save_to_file writes it
 # These are the lowest and highest values of the architecture's keys. For a list, they apply to each item.
 _RANGES = {
     "block_count": (1, MAX_LAYERS),
@@ -114,7 +114,7 @@ def _check_split(headers: tuple[Header, ...]) -> None:
 
 
 def _numbers(header: Header, key: str) -> list[int]:
-    """Returns the whole numbers of an architecture's key: a single one, one per layer, or [] if the key is missing."""
+    """Returns the whole numbers of an architecture's key: one number, one per layer, or [] if the key is missing."""
     value = header.own(key)
     if value is None:
         return []
@@ -233,7 +233,7 @@ def _check_distinct(header: Header, tokens: Items) -> None:
     texts = read_texts(header.path, tokens)
     if b"\0" in b"".join(texts):  # llama.cpp reads a text only up to a NUL
         texts = [text.partition(b"\0")[0] for text in texts]
-    if not all(texts):  # llama.cpp gives empty texts these names
+    if not all(texts):  # llama.cpp replaces an empty text by [EMPTY_n]
         texts = [text or b"[EMPTY_%d]" % n for n, text in enumerate(texts)]
     if len(set(texts)) < len(texts):
         [(text, count)] = Counter(texts).most_common(1)

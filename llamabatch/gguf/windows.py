@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# The number is the size of a group of layers. Only the last layer of a group attends to all tokens (llama.cpp's
-# src/models/*.cpp, load_swa_pattern). None means that the file has a list. All of these architectures store their cells
-# in a llama_kv_cache_iswa. Other architectures are left out because they store their cells in other ways.
+# Architecture -> the size of a group of layers. Only the last layer of a group attends to all tokens (llama.cpp's
+# src/models/*.cpp, load_swa_pattern). None: the file has a list of the layers. All of these architectures store their
+# cells in a llama_kv_cache_iswa. Architectures that store their cells in other ways are left out.
 _PERIODS: dict[str, int | None] = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma4": None, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "plamo3": 8,
     "afmoe": 4,

@@ -1,4 +1,4 @@
-"""Integrations into other frameworks. Each framework has a file here, and only this file imports it."""
+"""Integrations into other frameworks. In this package, only the files of a framework import it."""
 
 from __future__ import annotations
 

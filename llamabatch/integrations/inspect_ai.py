@@ -33,7 +33,7 @@ with needs("inspect_ai", "inspect"):
     )
     from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo
 
-MAX_CONNECTIONS = 256  # requests that Inspect has in flight; the engine's queue holds requests without a slot
+MAX_CONNECTIONS = 256  # default number of requests in flight; requests without a slot wait in the engine's queue
 
 # field of GenerateConfig -> field of SamplingParams
 _FIELDS = {
@@ -99,7 +99,7 @@ class LlamaBatchAPI(ModelAPI):
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
-        """Returns the answer to a conversation, and the request as Inspect logs it.
+        """Returns the answer to a conversation, and the request and response for Inspect's log.
 
         For a prompt that is too long, returns an output with the stop reason "model_length". For other errors of
         AsyncLLM.chat, returns the error in place of the output. Raises PromptError if a part of a message is neither

@@ -44,7 +44,7 @@ _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamaba
 
 
 class _WholeJson(JsonOutputParser):
-    """LangChain's JSON parser, but it refuses a cut answer. LangChain's own parser would complete the answer's JSON."""
+    """LangChain's JSON parser, but refuses a cut answer. LangChain's own parser would complete the JSON."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -53,7 +53,7 @@ class _WholeJson(JsonOutputParser):
 
 
 class _WholePydantic(PydanticOutputParser[Any]):
-    """LangChain's parser for a class of pydantic, but it refuses a cut answer."""
+    """LangChain's parser for a class of pydantic, but refuses a cut answer."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -141,8 +141,8 @@ class ChatLlamaBatch(BaseChatModel):
             **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
             "tool_calling": True,
             "tool_choice": True,
-            # "structured_output" is missing here, since agents would then give a call both a schema and tools, but only
-            # one of the two is possible.
+            # "structured_output" is left out. With this entry, agents would give a call a schema and also tools, but a
+            # call can have only one of the two.
         }
         options = EngineConfig.from_options(self.model, self.engine)
         n_ctx = self.llm.n_ctx if isinstance(self.llm, LLM) else options.n_ctx
@@ -265,7 +265,7 @@ class ChatLlamaBatch(BaseChatModel):
         """
         if not inputs:
             return []
-        if self.rate_limiter is not None or self._cache is not None:  # these need one call for each input
+        if self.rate_limiter is not None or self._cache is not None:  # limiter and cache need one call for each input
             one_by_one: list[Any] = super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return one_by_one
         configs = get_config_list(config, len(inputs))

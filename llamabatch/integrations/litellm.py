@@ -20,10 +20,10 @@ with needs("litellm", "litellm"):
     from litellm.utils import custom_llm_setup
 
 PROVIDER = "llamabatch"
-_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default; ignored here, because the caller did not choose it
+_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default timeout; it sets no deadline_s, because the caller did not choose it
 _PRICES = (
     *("input_cost_per_token", "output_cost_per_token"),
-    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns without these
+    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # without them, register_model warns
 )
 _WITHOUT_MEANING = ("user", "max_retries", "extra_headers", "stream", "stream_options", "encoding_format")
 
@@ -54,7 +54,7 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
 class LlamaBatchLiteLLM(CustomLLM):
     """A provider of LiteLLM over GGUF models. The first call for a model starts its engine.
 
-    Requests of threads and coroutines share the engine's batches. The errors of a request are LiteLLM's.
+    Requests of threads and coroutines share the engine's batches. A failed request raises an error of LiteLLM.
 
     Args:
         engines, **options: as for register().
@@ -196,13 +196,13 @@ def _response(output: RequestOutput, model: str) -> ModelResponse:
     if (error := output.exception()) is not None:
         raise error
     found = output.to_openai(chat=True, model=f"{PROVIDER}/{model}")
-    for choice in found["choices"]:  # "reasoning" repeats "reasoning_content", and LiteLLM does not know the field
+    for choice in found["choices"]:  # "reasoning" repeats "reasoning_content", and is unknown to LiteLLM
         choice["message"].pop("reasoning", None)
     return ModelResponse(**found)
 
 
 def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
-    """Yields the chunks of a piece. Each tool call gets its own chunk, because a chunk can have only one."""
+    """Yields the chunks of a piece. Each tool call gets its own chunk, because a chunk can have only one call."""
     output = piece.finished
     if output is not None and (error := output.exception()) is not None:
         raise error

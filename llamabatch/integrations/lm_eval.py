@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="LlamaBatchLM")
 
 SEED = 1234  # lm_eval's own default seed
-_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # arguments of every LM; the plan decides them here
+_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # ignored arguments of lm_eval; the plan decides them
 _TokenPair = tuple[list[int], list[int]]
 
 
@@ -129,7 +129,7 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The name of the tokenizer and its chat template in lm_eval's cache of requests."""
+        """The name that lm_eval's cache of requests uses for the tokenizer and its chat template."""
         return self._llm._client.model.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -1,8 +1,8 @@
 """Ray: `generate` computes columns of a Ray Data dataset, and `serve_app` (in ray_serve.py) serves a model with Ray
 Serve.
 
-`generate` runs actors with one engine each. The model's plan, made on a node of the cluster, gives an actor's
-resources.
+`generate` runs actors with one engine each. A node of the cluster makes the model's plan, which sets the resources of
+an actor.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
     from llamabatch.integrations.ray_serve import serve_app as serve_app
 
-_MOST_ROWS = 1_000_000  # rows of a batch
+_MOST_ROWS = 1_000_000  # the most rows of a batch
 _BATCHES_AT_ONCE = 2  # batches in an actor: the second fills the slots that become free near the end of the first
-_SLOTS_IN_A_BATCH = 8  # rows of a batch for each slot
+_SLOTS_IN_A_BATCH = 8  # default rows in a batch, per slot of the engine
 
 
 def generate(
@@ -66,11 +66,11 @@ def generate(
         dataset.write_parquet("labels")
 
     Each actor has one engine. Two batches use an engine at once, so that its slots stay full when one batch ends. One
-    node of the cluster makes the plan of the model for all actors. The plan sets their slots and context, their
-    num_cpus (from its threads) and their memory (from its bytes). Each actor gets one GPU if the cluster has GPUs. One
-    CPU of a node stays free for tasks that read and write. The rows are in Ray's order. The seed of a row follows from
-    its id, so its tokens depend neither on the actor nor on the batch. A failed row has the reason in the column
-    "error".
+    node of the cluster makes the plan of the model for all actors. The plan sets the engines' slots and context, and
+    the actors' num_cpus (from the plan's threads) and memory (from its bytes). Each actor gets one GPU if the cluster
+    has GPUs. On each node, one CPU stays free for tasks that read and write. The rows are in Ray's order. The seed of a
+    row follows from its id, so its tokens depend neither on the actor nor on the batch. A failed row has the reason in
+    the column "error".
 
     Args:
         dataset: a dataset of Ray Data.

@@ -20,7 +20,7 @@ with needs("ray", "ray"):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PYTHON_BYTES = 512 * 2**20
-"""Memory of the Python processes of one engine, including its child, without the memory in its plan."""
+"""Bytes that the Python processes of one engine (with its child) need beside the memory in the plan."""
 
 _PLAN_S = 300.0
 _MOST_ACTORS = 100_000
@@ -37,7 +37,7 @@ class Node:
 
     @classmethod
     def wait(cls, seconds: float = _PLAN_S) -> list[Node]:
-        """Waits until a node can run tasks, because nodes may still be starting. Returns all such nodes. Raises
+        """Waits until a node can run tasks, because nodes may still be starting. Returns all nodes that can. Raises
         SetupError after `seconds`."""
         until = time.monotonic() + seconds
         while True:
@@ -103,7 +103,7 @@ class Size:
 
     Attributes:
         n_slots: number of slots of each actor's engine.
-        options: the options of an engine that the plan has chosen in place of "auto".
+        options: the engine's options that the plan has chosen in place of "auto".
         resources: Ray's resources of an actor.
     """
 
@@ -178,7 +178,7 @@ class ShardSize:
 
 
 def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mapping[str, int]) -> None:
-    """Raises MemoryPlanError if no node has enough memory for an actor or a shard. `what`: the word in the message."""
+    """Raises MemoryPlanError if no node has enough memory for `what`, an actor or a shard."""
     most = max(node.memory for node in nodes)
     if memory > most:
         raise MemoryPlanError(
@@ -192,7 +192,7 @@ def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
     """Returns the values of `chosen` for the options that are "auto" or "fit" in the configuration."""
     kept = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
     if "n_threads" not in kept:
-        kept.pop("n_threads_batch", None)  # an engine derives n_threads_batch from the caller's n_threads
+        kept.pop("n_threads_batch", None)  # left to the engine, which derives it from the caller's n_threads
     return kept
 
 

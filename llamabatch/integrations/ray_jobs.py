@@ -60,7 +60,7 @@ _LOOK_S = 0.5
 _BOARD_S = 5.0
 _END_S = 20.0  # seconds to wait for the tasks of a stopped job to end
 _ROOM_S = 60.0  # seconds without a running shard after which a message says that the job waits for free nodes
-_TRIES = 5  # attempts of a shard in a row without a new row; then the job ends
+_TRIES = 5  # consecutive attempts of a shard without a new row, after which the job ends
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -74,15 +74,15 @@ def run(
 ) -> Summary:
     """Runs a job as `n_shards` tasks on a Ray cluster, or resumes a job that ended early.
 
-    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. A lock
-    on this storage must be effective on all machines. Each shard writes its own output and journal in the folder
+    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. File
+    locks on this storage must work across machines. Each shard writes its own output and journal in the folder
     OUT.shards. When the last shard is done, these parts are joined in OUT, and are not deleted. If the name of OUT
     contains "{shard}", each shard writes a file with "1-of-4" (for example) in place of "{shard}", and nothing is
     joined.
 
     If a task dies with its worker or its node, a new task continues its shard. If the call itself is killed, the same
-    call resumes the job. Each row is written exactly once. Rows draw the same tokens as in one process, because their
-    seeds follow from the job's seed and their numbers.
+    call resumes the job. Each row is written exactly once. Rows draw the same tokens as in one process, because a
+    row's seed follows from the job's seed and the row's number.
 
     Args:
         settings: as for jobs.run, without a shard, stdin, stdout and metrics_file.
@@ -97,8 +97,8 @@ def run(
         SetupError: no cluster is at the address; a node does not share the storage, has another version or sees
             different files; Ray cannot run a task.
         MemoryPlanError: no node has enough memory for a shard.
-        EngineClosedError: a shard has ended five times in a row without a new row. Finished rows are written, and the
-            same call resumes after them.
+        EngineClosedError: five consecutive attempts of a shard have ended without a new row. Finished rows are written,
+            and the same call resumes after them.
         JobInterrupted and other errors: as for jobs.run.
     """
     _check(settings, n_shards)
@@ -107,7 +107,7 @@ def run(
         job = _Job(settings, n_shards, progress or Silent(), stop)
         if job.open(stack):
             return job.summary()
-        stack.enter_context(_connected(address))  # before listening(), which replaces the signal handler of Ray
+        stack.enter_context(_connected(address))  # Ray sets a signal handler here, which listening() then replaces
         with stop.listening():
             try:
                 job.run()
@@ -167,7 +167,7 @@ def _look_for(address: str) -> None:
 
 @dataclass
 class _Attempts:
-    """The attempts of a shard. `n`: number of attempts in a row that have failed without a new row."""
+    """The attempts of a shard. `n`: number of consecutive attempts that have failed without a new row."""
 
     n: int = 0
     due: float = 0.0  # time.monotonic() at which the next attempt may start
@@ -205,7 +205,7 @@ class _Job:
         """Finds the inputs. Locks the output until `stack` ends. Returns True if the output is already complete."""
         self._check_number()
         inputs = self._find_inputs()
-        paths = tuple(str(source.path) for source in inputs)  # fixed now, because a glob could later match a part
+        paths = tuple(str(source.path) for source in inputs)  # paths, because a glob could later match a part
         settings = replace(self._settings, inputs=paths)
         files = Files(self._progress.say, stopped=lambda: self._stop)
         if self._joins:
@@ -279,7 +279,7 @@ class _Job:
         )
 
     def _check_seeds(self, settings: Settings) -> None:
-        """Raises ConfigError if the parts belong to an output that no longer exists."""
+        """Raises ConfigError if the parts have another seed. Such parts come from another job or a removed output."""
         if settings.writing.force:
             return
         for part in self._parts.values():
@@ -367,7 +367,7 @@ class _Job:
         except ray.exceptions.RayError:
             return
         for k, text in messages:
-            if text.startswith(READY):  # shown once only, because all shards load the same model
+            if text.startswith(READY):  # only the first such text is shown, because all shards load the same model
                 if self._has_engine:
                     continue
                 self._has_engine = True

@@ -26,9 +26,9 @@ with needs("ray", "ray"):
 K = TypeVar("K", bound=Hashable)
 
 BLOCK = 256  # characters (about 64 tokens); beginnings of a text end at multiples of this number
-_MOST_BLOCKS = 64  # beginnings of a prompt that end at a multiple of BLOCK; the first ones are stored
-_MOST_ENDS = 64  # beginnings of a prompt that end with a message; the last ones are stored
-_MOST_KNOWN = 65_536  # beginnings in a table
+_MOST_BLOCKS = 64  # the most beginnings of a prompt that end at a multiple of BLOCK; the shortest are kept
+_MOST_ENDS = 64  # the most beginnings of a prompt that end where a text ends; the longest are kept
+_MOST_KNOWN = 65_536  # the most beginnings in a table
 _SENDING_S = 5.0  # a request that has not reached its replica after this many seconds counts as lost
 _PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths of generation endpoints
 
@@ -60,8 +60,8 @@ class Prefix:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[tuple[str, bool]]) -> Prefix:
-        """Returns the beginnings of a prompt. One ends at each multiple of BLOCK characters of a text, and one at the
-        end of each text. Beginnings shorter than BLOCK are left out.
+        """Returns the beginnings of a prompt. A beginning ends at each multiple of BLOCK characters of a text, and at
+        the end of each text. Beginnings shorter than BLOCK are left out.
 
         Args:
             pieces: the texts of the prompt, each with True if its characters count in `lengths`.
@@ -84,10 +84,10 @@ class Prefix:
         return cls(tuple(key for key, _ in found), tuple(n for _, n in found), length)
 
     def worth_it(self) -> list[bytes]:
-        """Returns the beginnings, at least half of the prompt, for which a request should wait for their replica.
+        """Returns the beginnings that have at least half of the prompt, the longest first.
 
-        The longest comes first. To compute a shorter beginning again takes less time than to wait for other requests of
-        its replica.
+        A replica with one of them and a free slot is better than the least loaded replica. A shorter beginning
+        is computed again in less time than is lost by sharing its replica with more requests.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]
@@ -133,7 +133,7 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """Yields the replicas that know a beginning, for each in prefix.worth_it(), the longest beginning first."""
+        """Yields the replicas of each known beginning in prefix.worth_it(), the longest beginning first."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found
@@ -184,10 +184,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """
 
     def initialize_state(self, n_slots: int = 1) -> None:  # type: ignore[override]
-        """Stores the plan's number of slots of a replica. Serve calls this with request_router_kwargs."""
+        """Stores the number of slots that the plan gives a replica. Serve calls this with request_router_kwargs."""
         self._n_slots = n_slots
         self._table: PrefixTable[ReplicaID] = PrefixTable()
-        self._sending: dict[str, tuple[ReplicaID, float]] = {}  # calls that Serve does not count yet: replica, time
+        self._sending: dict[str, tuple[ReplicaID, float]] = {}  # call that Serve does not count yet -> replica, time
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

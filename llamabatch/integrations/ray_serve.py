@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 3  # replicas to try for a request if a replica dies before it answers
 _UNBOUNDED = 100_000
-_BESIDE = 64  # simultaneous calls on a replica that need no slot, in addition to slots and queue
+_BESIDE = 64  # calls that a replica accepts in addition to slots and queue, because some calls need no slot
 _MOST_WAITING = 4096  # calls that may wait while no replica can receive them
 _ALL_S = 5.0  # seconds to wait for the replies of all replicas
 _STATS_S = 1.0
@@ -119,7 +119,7 @@ def serve_app(
         **options: as for LLM. The plan sets n_slots, n_ctx and threads that are "auto".
 
     Raises:
-        ConfigError, UnknownOptionError: an argument is invalid, or there is no API key behind HAProxy.
+        ConfigError, UnknownOptionError: an argument is invalid, or HAProxy is in front of a server without API keys.
         ModelFileError: the node that makes the plan does not have the model's file, or the file is damaged.
         MemoryPlanError: the model does not fit on that node, or Ray has no node with enough memory for a replica.
         SetupError: no node has a CPU, or no node makes the plan within 300 s.
@@ -178,8 +178,8 @@ def serve_app(
 
 
 def _at_once(most: int | None, n_nodes: int, options: Mapping[str, Any] | None) -> int | None:
-    """Returns `most`, or the number of replicas that max_replicas_per_node allows on the current nodes if this is
-    smaller. More nodes may join later."""
+    """Returns `most`, but not more replicas than max_replicas_per_node allows on the current nodes. More nodes may join
+    later."""
     each = (options or {}).get("max_replicas_per_node")
     return most if most is None or each is None else min(most, each * n_nodes)
 
@@ -207,7 +207,7 @@ def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
     made, others = split({**own, **settings}, ())
     assert not others
-    return replace(made, api_key_file=None)  # `made.api_keys` has the keys of the file, which other nodes may not have
+    return replace(made, api_key_file=None)  # `made.api_keys` has the file's keys; other nodes may not have the file
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class Forward:
 
 
 class _Sent:
-    """The sending side of a request.
+    """Wraps the ASGI `send` of a request, and notes how far the response is.
 
     Attributes:
         has_begun: True once the status is sent. has_ended: True once the whole response is sent.
@@ -417,12 +417,12 @@ class Engines:
         server: the application's options.
     """
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits __init__
         self, model: str, options: dict[str, Any], server: ServerOptions
     ) -> None:
         self._app = make_app(engine_config(model, options), server)
         self._serving: Serving = self._app.state.serving
-        # Only one replica at a time can lock the folder of batches. When it ends, another replica must take over.
+        # Only one replica at a time can lock the folder of batches. When this replica ends, another must take over.
         # So a replica starts without the folder, and record_routing_stats tries again and again to lock the folder.
         self._batches: BatchService = self._app.state.batches
         self._serving.parts.remove(self._batches)

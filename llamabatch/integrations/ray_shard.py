@@ -33,7 +33,7 @@ class ShardTask:
 
     Attributes:
         settings: the job's settings, with this shard and its output.
-        identity: the job's identity, as the driver sees its files.
+        identity: the job's identity, from the files that the driver sees under the job's paths.
         lock, job_id: the driver's lock file on the storage, and the id in this file.
         version: the version of the driver's llamabatch.
     """

@@ -24,7 +24,7 @@ from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 
 _Z = 1.96  # a 95 % confidence interval reaches 1.96 standard errors to each side of the mean
-_LEAST_USE = 0.05  # least slot_use to count with: a smaller one does not predict the speed with all slots
+_LEAST_USE = 0.05  # a smaller slot_use counts as this value, because it does not predict the speed with all slots
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sample:
         return (sum(self.prompt_tokens) + sum(self.output_tokens)) / self.run_s
 
     def output_range(self, n_rows: int) -> tuple[float, float]:
-        """Returns the least and the most tokens of `n_rows` rows, by the 95 % confidence interval of the mean."""
+        """Returns the least and the most output tokens of `n_rows` rows, by the 95 % confidence interval."""
         n = len(self.output_tokens)
         mean = sum(self.output_tokens) / n
         if n < 2:
@@ -176,9 +176,10 @@ def from_sample(
 ) -> Estimate:
     """Returns the estimate from a sample of the rows.
 
-    The job is taken to be as fast as the sample, in tokens of prompts and outputs a second. It may be faster by a
-    factor of up to 1 / slot_use, because the sample may leave slots empty. The prompt tokens are known. The output
-    tokens follow from the mean of the sample and its 95 % confidence interval. The time to load the model is left out.
+    The slow end of the range assumes the speed of the sample. The fast end is faster by the factor 1 / slot_use,
+    because the sample may leave slots empty. The speed counts the tokens of prompts and outputs. The prompt tokens are
+    known. The output tokens follow from the mean of the sample and its 95 % confidence interval. The time to load the
+    model is left out.
 
     Args:
         n_rows, prompt_tokens, most_output: figures of the whole job; see DryRun.
@@ -205,7 +206,7 @@ def from_profile(
 ) -> Estimate:
     """Returns an upper bound of the time to generate, from the decode steps of a tuned profile.
 
-    All outputs count with their greatest length. The time of the prompts is not in a profile, and is left out.
+    Every output counts with its greatest length. The time to process prompts is left out, because no profile has it.
 
     Args:
         slots: the slots of the engine.

@@ -11,10 +11,10 @@ from llamabatch.errors import SetupError
 
 READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .txt, also with .gz or .zst behind, .parquet and .xlsx"
 WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
-LINES = (".jsonl", ".ndjson")  # names with these suffixes promise lines of JSON
+LINES = (".jsonl", ".ndjson")  # a name with such a suffix promises lines of JSON
 PARQUET = (".parquet", ".pq")
 CSV = {".csv": ",", ".tsv": "\t"}  # suffix -> separator
-EXCEL = ".xlsx"  # can be read, but not written
+EXCEL = ".xlsx"  # a suffix that can be read, but not written
 GZIP, ZSTD = ".gz", ".zst"
 GZIP_START, ZSTD_START = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# No job writes these suffixes, and a job reads only EXCEL among them. Any other suffix says nothing about the format.
+# Suffix -> the kind of a file that no job writes. Of these suffixes, a job reads only EXCEL.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
@@ -38,7 +38,7 @@ FOREIGN = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".rtf"), _DOCUMENT),
 }
 
-# No line of text begins with these bytes.
+# First bytes -> the kind of an unsupported file. No line of text begins with these bytes.
 _FIRST_BYTES = {
     b"PK\x03\x04": "a spreadsheet or an archive",
     b"\xd0\xcf\x11\xe0": _SHEET,

@@ -46,7 +46,7 @@ from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
 
-READY = "the engine is ready"  # the start of the progress message
+READY = "the engine is ready"  # the progress message after loading begins with this text
 
 _LOOK_S = 0.5
 _MOST_SAMPLE = 10_000
@@ -85,7 +85,7 @@ def run(
         except KeyboardInterrupt:
             summary = job.summary()
         except JobStoppedError:
-            raise  # no row was written
+            raise  # no row was written, so there is no summary to show
         except LlamaBatchError:
             job.say_summary()
             raise
@@ -172,7 +172,7 @@ class _Job:
             if form is not None and form.not_held:
                 self._progress.say(f"the outputs need not follow these parts of the schema: {', '.join(form.not_held)}")
             reader.skip(output.is_done)
-            # No error of a stream is held back: a program at the other end may wait for each answer.
+            # Errors of a stream are not held back, because a program at the other end may wait for each answer.
             holds = not any(source.is_stream for source in inputs) and output.n_before == output.n_errors_before
             start_errors = StartErrors(output, settings.max_start_errors if holds else 0)
             rows = start_errors.watched(reader)
@@ -189,7 +189,7 @@ class _Job:
         return self.summary()
 
     def _client(self, stack: contextlib.ExitStack) -> EngineClient:
-        """Returns the client of the engine. The stack closes it if the job started the engine."""
+        """Returns the client of the engine. The stack closes the client if the job started the engine."""
         if self._shared is not None:
             return self._shared.client
         start = time.perf_counter()
@@ -349,8 +349,8 @@ def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[i
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
     """Raises ConfigError: the job begins with a conversation and the model has no chat template.
 
-    Every conversation would fail. The first row of a stream cannot be read twice. So a job with a stream is checked
-    only if --chat is given.
+    Without a template, every conversation would fail. The first row of a stream cannot be read twice. So a job with a
+    stream is checked only if --chat is given.
     """
     if settings.reading.chat_template is not None:
         return

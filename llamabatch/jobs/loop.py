@@ -68,7 +68,7 @@ class Loop:
         self._shared = shared
         self._unsent: list[Request] = []  # requests that wait because the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        # Clients compare sinks by identity, but each access to `put` makes a new bound method. So one is stored.
+        # Clients compare sinks by identity, but each access to `put` makes a new bound method.
         self._sink_of_events = self._events.put
 
     def run(self) -> None:
@@ -134,7 +134,7 @@ class Loop:
             if len(requests) == 1:
                 self._unsent = requests
                 return
-            for i, request in enumerate(requests):  # one by one, to use every free place in the queue
+            for i, request in enumerate(requests):  # one request at a time uses every free place in the queue
                 self._send([request])
                 if self._unsent:
                     self._unsent = requests[i:]
@@ -176,7 +176,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # checked first, because a new engine may run by now
+        if gave_up(event.finished.error):  # in this case stats() may not raise, because another engine may run by now
             return event.finished.error
         try:
             self._client.stats()
@@ -202,11 +202,11 @@ class Loop:
                 self._write(event)
 
 
-_LEAST_GROUP = 64  # rows of a group, so that a strategy can choose even with few slots
-_MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
+_LEAST_GROUP = 64  # the least rows of a group in a job's own engine, so that a strategy can sort even with few slots
+_MOST_REQUESTS = 32  # the most rows that are tokenized before the engine gets them
 _MOST_S = 0.05  # seconds of tokenizing before the engine gets the rows that are ready
 _LEAST_TOKENS = 2**19
-_MOST_BYTES = 256 * 2**20  # bytes of media in flight
+_MOST_BYTES = 256 * 2**20  # the most bytes of media in flight
 _MOST_TIERS = 256
 
 
@@ -235,9 +235,10 @@ class _InFlight(NamedTuple):
 class Feed:
     """Turns the rows of a job into requests, with just enough requests in flight to keep the engine busy.
 
-    The rows form groups of several times the slots. A strategy may sort the rows inside a group. The next group is
-    submitted before the current group is done, so that no slot stays empty. No row overtakes an earlier group. So the
-    number of results that wait for an earlier row stays small.
+    The rows form groups. A group has four rows for each slot, at least 64. With a shared engine, a group has half of
+    `shared.most_rows`. A strategy may sort the rows inside a group. The next group is submitted before the current
+    group is done, so that no slot stays empty. No row overtakes an earlier group. So the number of results that wait
+    for an earlier row stays small.
 
     Args:
         host: the engine that will get the requests.
@@ -350,7 +351,7 @@ class Feed:
         return row
 
     def pop(self, request_id: str) -> Row:
-        """Removes a finished request from the requests in flight, and returns its row."""
+        """Removes a request from the requests in flight, and returns its row."""
         found = self._in_flight.pop(request_id)
         self._n_tokens -= found.n_tokens
         self._n_bytes -= found.n_bytes
@@ -363,7 +364,7 @@ class Feed:
     def _request(self, row: Row) -> Request | Refused:
         try:
             [item] = self._processed(row)
-        except (ValueError, RecursionError) as error:  # InputError, text that is not UTF-8, a template that is too deep
+        except (ValueError, RecursionError) as error:  # InputError, a text not in UTF-8, or a template nested too deep
             return Refused(row, str(error))
         if self._n_group == self._group_rows:
             self._group, self._n_group = new_group(), 0
@@ -380,7 +381,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the job's tier. Caches them by identity, because most rows share one object."""
+        """Returns the parameters with the job's tier. The cache uses id(), because most rows share one object."""
         if self._shared is None:
             return params
         key = id(params), self.background
@@ -411,7 +412,7 @@ def seed_of(job_seed: int, number: int) -> int:
     the same tokens.
 
     The seed is output `number` of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
-    with the job's seed: 0 .. 2**64 - 1, without a pattern between neighbouring rows.
+    with the job's seed. It is in 0 .. 2**64 - 1. The seeds of neighbouring rows have no pattern.
     """
     z = (job_seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -420,7 +421,7 @@ def seed_of(job_seed: int, number: int) -> int:
 
 
 class Stop:
-    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. True once a stop was requested.
+    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. A Stop is true once a stop was requested.
 
     While a job runs, a signal only stores its number here and wakes the loop. The loop then ends cleanly, whereas an
     exception could interrupt a write. While the engine loads or closes, nothing can be lost and no loop would see the
@@ -449,7 +450,7 @@ class Stop:
 
     @contextlib.contextmanager
     def noted(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Inside the context, stores a signal and calls `wake`. Outside, a signal raises KeyboardInterrupt."""
+        """Inside the context, a signal is stored and `wake` is called. Outside, a signal raises KeyboardInterrupt."""
         self._wake = wake
         try:
             yield

@@ -22,7 +22,7 @@ TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
 MAX_LINE_BYTES = 8 * 2**20
 MAX_SHARDS = 1_000_000
 MAX_ID_CHARS = 512
-ALL = "all"  # a value of ReadOptions.keep
+ALL = "all"  # the value of ReadOptions.keep that keeps all columns
 OWN_IDS = ("id", "custom_id")  # these fields of a line, or columns of a table, hold the id of a row
 CHAT_FIELDS = (
     *("tools", "tool_choice", "parallel_tool_calls"),
@@ -32,7 +32,8 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """Functions of a service that read and answer a line of OpenAI's batch format, with more fields than a job knows.
+    """Functions by which a service reads and answers a line of OpenAI's batch format. The line may have fields that a
+    job does not know.
 
     Attributes:
         prepare: makes the request of the line; raises InputError.
@@ -52,11 +53,11 @@ class Row:
             and resume depend on the number: the same inputs give the same numbers with any `limit` and `shard`, and
             in any later run.
         id: the "id" or "custom_id" of the line or table row, a text or a whole number; otherwise the number as text.
-            No two ids of a job are equal, even written as text.
+            No two ids of a job are equal as texts.
         task: the kind of request. "embedding" ignores `params`, and only "chat" has `options`.
         prompt: a text or token ids, or the messages of a "chat". Only the form is checked here. The engine checks later
             if the prompt fits, and if the model's chat template accepts it.
-        params: the parameters of the job, overlaid by those of the line.
+        params: the parameters of the job, overlaid by the parameters of the line.
         options: tools and variables of the chat template.
         openai: true for a line of OpenAI's batch format. The answer may have the same format.
         model: the model's name in a line of OpenAI's batch format. The answer repeats the name.

@@ -34,8 +34,8 @@ class Settings:
         model: as for LLM.
         reading: how inputs become rows, and the parameters of all rows.
         writing: how results are written. Its shard is set to the shard of `reading`.
-        seed: the seed of the job. A row without a seed gets one made of this seed and the row's number. None: a random
-            seed, stored in the manifest of the output.
+        seed: the seed of the job. A row without a seed gets a seed made of this seed and the row's number. None: a
+            random seed, stored in the manifest of the output.
         adapters: {name: scale} for all rows; the names are those of engine["adapters"].
         price_per_hour: the price of the machine, for the cost in the summary; None: no cost.
         max_start_errors: the job stops if its first `max_start_errors` rows all end with the same error, and writes
@@ -60,7 +60,7 @@ class Settings:
     max_start_errors: int = 20
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, (str, os.PathLike)):  # one input
+        if isinstance(self.inputs, (str, os.PathLike)):  # the caller gave one input, not a list
             object.__setattr__(self, "inputs", (os.fspath(self.inputs),))
         if not self.inputs:
             raise ConfigError("inputs is empty; name a file, a glob of files, or '-' for stdin")
@@ -113,7 +113,7 @@ def _adapter_identity(path: str) -> dict[str, Any]:
 
 
 def identity(settings: Settings, inputs: list[Source], known_inputs: object = None) -> dict[str, Any]:
-    """Returns the settings that decide the content of the rows. If one of them differs, the job is another job.
+    """Returns the settings that decide the content of the rows. If one setting differs, the job is another job.
 
     Args:
         known_inputs: the inputs in the output's manifest, with the number of bytes to read from a stream.
@@ -149,7 +149,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
 
 
 def _id_column(reading: ReadOptions, inputs: list[Source]) -> str | list[str] | None:
-    """Returns the column of the ids, even if no option names one; a list if tables have different columns of ids."""
+    """Returns the column of the ids, even if no option names it; a list if tables have different columns of ids."""
     found = {own_id_column(source, reading) for source in inputs} - {None}
     names = sorted(name for name in found if name is not None)
     return names if len(names) > 1 else names[0] if names else reading.id_column or None

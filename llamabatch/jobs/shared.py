@@ -23,7 +23,7 @@ class SharedEngine:
             another row is ready when a row ends.
         background: rows use only slots that other requests leave free, until `promote`. The rows' own "background" and
             "priority" are ignored, so that no row overtakes the requests of other users.
-        read_line: reads a line of OpenAI's batch format as the engine's service does; None: a job reads it as usual.
+        read_line: reads a line of OpenAI's batch format as the engine's service does; None: the job reads it itself.
 
     Raises:
         ConfigError: most_rows is out of range.

@@ -37,7 +37,7 @@ class StartErrors:
         self._place = ""  # the place of the first error
 
     def watched(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
-        """Yields the rows unchanged, and remembers the numbers of the first ones."""
+        """Yields the rows unchanged, and stores the numbers of the first rows."""
         for row in rows:
             if not self._passes and len(self._first) < self._most:
                 self._first.append(row.number)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.histogram import Quantiles
 
-_MOST_ERRORS = 5  # error messages that the summary shows
+_MOST_ERRORS = 5  # the most error messages in the summary
 _MOST_POINTS = 1024
 _RECENT_S = 30.0
 _SHORT_S = 2.0
@@ -25,7 +25,7 @@ class Counts:
         done_before: rows that were in the output before this run. failed_before: error rows among them.
         prompt_tokens, generated_tokens: sums over the rows written with a result.
         reasons: the number of continuations with each finish reason.
-        tasks: by task, the number of rows that came back from the engine.
+        tasks: the number of rows of each task that came back from the engine.
         errors: the first few error messages.
         queued_s: seconds in the engine's queue. ttft_s: seconds from the end of the queue to the first token.
         inter_token_s: seconds between tokens. total_s: seconds from the end of the queue to the last token.

@@ -83,9 +83,9 @@ def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[s
 
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
-    """Returns True if the library writes as many bytes as the binding's struct has. On x86-64 the caller passes a
-    pointer as the first argument for a large returned struct. So this function passes a buffer and checks which bytes
-    the library wrote."""
+    """Returns True if the library writes as many bytes as the binding's struct has. On x86-64, a function that
+    returns a large struct writes it to the address in its first argument. So `_same_size` passes a buffer and checks
+    which bytes were written."""
     size, untouched = ctypes.sizeof(struct), 0xA5
     buffer = (ctypes.c_ubyte * (size + 1024))(*([untouched] * (size + 1024)))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)((function, module.llama_cpp._lib))(ctypes.addressof(buffer))
@@ -101,7 +101,7 @@ def _call_padded(module: ModuleType, struct: type[ctypes.Structure], function: s
 
 
 def _check_batch(module: ModuleType) -> None:
-    """Checks a llama_batch of 4 tokens: it has all arrays except embeddings, and a null pointer after 4 seq_ids."""
+    """Checks a llama_batch of 4 tokens: all arrays but the embeddings exist, and a null pointer ends the seq_ids."""
     batch = module.llama_batch_init(4, 0, 1)
     try:
         arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)

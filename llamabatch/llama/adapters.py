@@ -85,7 +85,7 @@ class Adapters:
         loras = [(self._loras[name], scale) for name, scale in wanted if name in self._loras]
         handles = (self._lib.llama_adapter_lora_p_ctypes * max(1, len(loras)))(*[handle for handle, _ in loras])
         scales = (ctypes.c_float * max(1, len(loras)))(*[scale for _, scale in loras])
-        code = self._lib.llama_set_adapters_lora(context, handles, len(loras), scales)  # a no-op for equal LoRAs
+        code = self._lib.llama_set_adapters_lora(context, handles, len(loras), scales)  # does nothing if already set
         if code == 0 and self._only_vectors(before) != self._only_vectors(wanted):
             code = self._set_vectors(context, self._only_vectors(wanted))
         if code != 0:

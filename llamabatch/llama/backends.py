@@ -1,10 +1,10 @@
 """The CPU variant of a build: one of several libraries with ggml's kernels, each compiled for another kind of CPU.
 
 The libraries of the wheel load no backend by themselves (GGML_BACKEND_DL); load_cpu() registers one. Linux lists the
-instruction sets that the CPU has and the system has enabled. The marker lists the instruction sets that each variant
-needs. So the best variant for this CPU is known before any of its code is mapped. ggml's own choice would map all
-variants, and ask only the CPU, not the system. Where the system lists no instruction sets, a child process tries the
-variants, and the verdict is kept.
+instruction sets that the CPU has and the system has enabled. The build's marker lists the instruction sets that each
+variant needs. So the best variant for this CPU is known before any of its code is mapped. ggml would map all variants
+to choose one, and would ask only the CPU, not the system. Where the system lists no instruction sets, a child process
+tries the variants, and the verdict is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VARIABLE = "LLAMABATCH_CPU_VARIANT"
 
 _VERDICTS = "cpu-variant"
 _BASELINE = {"x86_64": "sse2", "aarch64": "asimd"}
-"""A feature of every CPU of a kind. A list without this feature describes the host of an emulator, not this CPU."""
+"""A feature that every CPU of a machine type has. A list without it describes the host of an emulator, not this CPU."""
 _MARK = "ggml-cpu-"  # the part of a file name before the variant's name
 
 
@@ -43,7 +43,7 @@ class Variant:
     """A library with the kernels for one kind of CPU.
 
     Attributes:
-        needs: the CPU features that its code uses, with Linux's names.
+        needs: the CPU features that the code uses, by Linux's names.
     """
 
     name: str
@@ -69,7 +69,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
     variants = variants_in(folder, build_marker(module))
     wanted = os.environ.get(VARIABLE, "")
     if not variants:
-        if _files(folder) and not _has_cpu(module):  # another project's build with variants
+        if _files(folder) and not _has_cpu(module):  # a build of another project: ggml chooses the variant
             _load_what_ggml_takes(module, folder)
         if not _has_cpu(module):
             raise SetupError(
@@ -91,7 +91,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
 
 
 def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]:
-    """Returns the variants of one of our builds, best first, or an empty list if it has none."""
+    """Returns the variants of one of our builds, best first, or an empty list if the build has none."""
     listed = (marker or {}).get("variants")
     found = []
     for entry in listed if isinstance(listed, list) else []:
@@ -108,7 +108,7 @@ def variant_name(cpu_library: Path) -> str | None:
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:
-    """Returns the variants that this CPU can run, best first. If child processes must try the variants, returns only
+    """Returns the variants that this CPU can run, best first. If child processes must try them, the list has
     the first variant that runs and the variants without needs."""
     flags = cpu_flags()
     if _is_known(flags):
@@ -150,7 +150,7 @@ def _runs(variant: Variant) -> bool:
 
 
 def _load(module: ModuleType, path: Path) -> bool:
-    """Lets ggml load a backend. Returns False if the file cannot be loaded or its own check refuses this CPU."""
+    """Lets ggml load a backend. Returns False if the file cannot be loaded or the backend refuses this CPU."""
     return ggml.load_backend(module.llama_cpp._lib, path)
 
 

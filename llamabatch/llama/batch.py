@@ -20,7 +20,7 @@ class Batch:
     """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
 
     Args:
-        positions: positions of the cells of slots; None if no cells share a position.
+        positions: converts cells to positions; None if no cells share a position.
         marks_prompts: mark prompt tokens, for which llama.cpp may have special kernels (library.takes_prompts).
     """
 
@@ -57,7 +57,7 @@ class Batch:
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows have any token, and the positions after their slot's cells
+            if span is None:  # dummy rows: any token; their positions follow the cells of the slot
                 self._tokens[at:end] = 0
                 self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
@@ -101,7 +101,7 @@ class Batch:
         return type(self._struct)(n_tokens=n, **pointers, **rest)
 
     def fill_texts(self, texts: Sequence[Sequence[int]], start: int = 0) -> Any:
-        """Returns the C struct of texts that begin at position `start`: text i is sequence i, and every token is an
+        """Returns the C struct of texts. Text i is sequence i and begins at position `start`. Every token is an
         output."""
         lengths = [len(ids) for ids in texts]
         n = sum(lengths)
@@ -113,7 +113,7 @@ class Batch:
         return self._struct
 
     def _fill_rows(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
-        """Does the work of `fill` for the usual call: one row for each sequence. All dummy rows are outputs."""
+        """Does the work of `fill` for the usual call: one row per sequence, and dummy rows, which are all outputs."""
         spans = call.spans
         outputs = [span for span in spans if span.output or span.prompt_rows]
         tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]
@@ -152,8 +152,8 @@ def _n_of_prompt(span: ScheduledSpan) -> int:
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """Returns slots and spans in ascending order of slots, with None for a dummy. A pass over a split cache needs
-    consecutive ascending ids, unless the cache is ragged."""
+    """Returns slots and spans in ascending order of slots, with None for a dummy. In a split cache, a pass
+    needs consecutive ascending ids, except where passes are ragged."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])

@@ -21,16 +21,16 @@ def library_dir(module: ModuleType) -> Path:
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
     """Returns the marker of the libraries in use (patches, flags, compiler), or None for a stock build. The marker lies
-    beside the libraries, or in the package above their `lib` folder. Both places also count if `LLAMA_CPP_LIB_PATH`
-    names the folder."""
+    beside the libraries, or in the package above their `lib` folder. This is also true for a folder that
+    `LLAMA_CPP_LIB_PATH` names."""
     return read_marker(library_dir(module))
 
 
 def cpu_library(module: ModuleType) -> Path:
     """Returns the file with the CPU kernels in use: a ggml-cpu library, or libllama if everything is in one file.
 
-    A folder may contain one ggml-cpu library for each kind of CPU. The library in use is the one that ggml's backend
-    registry calls, or else the one that this process has mapped.
+    A folder may contain one ggml-cpu library for each kind of CPU. The library in use is found through ggml's
+    backend registry, or else in the list of files that this process has mapped.
     """
     folder = library_dir(module)
     found = _registered_cpu_library(module) or _mapped_cpu_library(folder, _mapped_files())
@@ -51,7 +51,7 @@ class _DlInfo(ctypes.Structure):
 
 
 def _registered_cpu_library(module: ModuleType) -> Path | None:
-    """Returns the file that holds the code of ggml's CPU backend, by dladdr; None if ggml or dladdr cannot find it."""
+    """Returns the file with the code of ggml's CPU backend, from dladdr; None if ggml or dladdr cannot find it."""
     info = _DlInfo()
     try:
         library = module.llama_cpp._lib
@@ -73,8 +73,8 @@ def _mapped_files() -> list[str]:
 
 
 def _mapped_cpu_library(folder: Path, maps: Iterable[str]) -> Path | None:
-    """Returns the ggml-cpu library of `folder` among the lines of /proc/PID/maps. Files in other folders are
-    of other builds in the same process."""
+    """Returns the ggml-cpu library of `folder` among the lines of /proc/PID/maps. Files in other folders
+    belong to other builds in the same process."""
     named = (line.split(maxsplit=5) for line in maps)
     files = dict.fromkeys(Path(parts[5]) for parts in named if len(parts) == 6)
     return next((p for p in files if _is_of_cpu(p) and p.parent.resolve() == folder), None)

@@ -47,7 +47,7 @@ class Context:
         model: must stay open until close().
         config: config of the engine.
         n_slots: number of sequences. Each sequence has its own n_ctx cells. If config.kv is "unified", all sequences
-            share the cells instead, and there are at most kv_cells of them.
+            share at most kv_cells cells instead.
 
     Raises:
         ConfigError: this llama.cpp cannot do what n_slots, speculate or device_sampling asks for.
@@ -72,7 +72,7 @@ class Context:
         params.n_seq_max = n_slots
         if snapshots := model.n_snapshots(config):
             params.n_rs_seq = snapshots
-        # If this is unset, llama.cpp reserves n_batch rows of logits.
+        # Without n_outputs_max, llama.cpp reserves n_batch rows of logits.
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
         params.type_k = kv_state.type_number(lib, config.type_k)
         params.type_v = kv_state.type_number(lib, config.type_v)
@@ -97,7 +97,8 @@ class Context:
                 "which are needed after wrong guesses; give 'off'"
             )
         self._memory = lib.llama_get_memory(self.handle)
-        self._window = 0 if config.swa_full else model.window  # above 0, some layers may have dropped older cells
+        # Cells further back than this number of tokens may be gone. With 0, all cells stay.
+        self._window = 0 if config.swa_full else model.window
         self._n_vocab = model.n_vocab
         self._layout = kv_state.Layout.of(model)
         self._model = model
@@ -118,12 +119,12 @@ class Context:
     def _can_sample(self, config: ResolvedConfig, n_vocab: int) -> bool:
         """Returns True if the device should find the likeliest tokens.
 
-        Raises ConfigError if device_sampling is "on" and the binding lacks a function for it.
+        Raises ConfigError if device_sampling is "on" and the binding has no functions for it.
         """
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # planning/capacity.py decides the same, but some contexts have no plan
+            return False  # the rule is also in planning/capacity.py, but some contexts have no plan
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -214,7 +215,7 @@ class Context:
         return _rows(pointer, ctypes.c_float, n_rows, self._n_vocab)
 
     def rows(self, n_rows: int) -> npt.NDArray[np.float32] | TopRows:
-        """Returns the output rows of the last decode, in batch order: whole as in `logits`, or their likeliest tokens.
+        """Returns the output rows of the last decode, in batch order: whole rows, or only their likeliest tokens.
 
         Args:
             n_rows: number of all output rows of that decode.
@@ -232,8 +233,8 @@ class Context:
         if self.can_sample:
             logger.warning("the device of the output cannot find the likeliest tokens of a row; it returns all logits")
             self.can_sample = False
-        pointer = lib.llama_get_sampled_logits_ith(handle, first)  # whole rows, if the device cannot pick the likeliest
-        if not pointer:  # the samplers were refused
+        pointer = lib.llama_get_sampled_logits_ith(handle, first)  # the device returned whole rows instead
+        if not pointer:  # llama.cpp refused the samplers
             pointer = lib.llama_get_logits(handle)
         elif counts[2:] != [n_vocab] * 2:
             raise EngineError(f"the device returned {counts} candidates and logits; wanted are {DEVICE_TOP}, or all")
@@ -246,7 +247,7 @@ class Context:
             return False
         if not (start and self._window):
             return True
-        # llama.cpp cuts at any place, even if the next tokens would attend to cells that it has already reused.
+        # llama.cpp cuts at any place, but it may have reused cells of the window that the next tokens need.
         first = int(self._lib.llama_memory_seq_pos_min(self._memory, slot))
         return 0 <= first <= max(0, start + 1 - self._window)
 
@@ -258,7 +259,7 @@ class Context:
         """
         self._check(source)
         self._check(target)
-        if self._unified:  # a copy would add to the cells of the target, so these are cleared first
+        if self._unified:  # a copy adds cells to the target, so the target is cleared first
             start, end = (-1, -1) if self.length(source) == count else (0, count)
             self.clear(target)
             self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
@@ -305,7 +306,7 @@ class Context:
         return kv_state.copy_out(self._lib, self.handle, slot)
 
     def restore(self, slot: int, state: bytes | npt.NDArray[np.uint8], count: int) -> bool:
-        """Fills a slot with the first `count` positions of a result of `state` or `raw_state`.
+        """Fills a slot with the first `count` positions of a saved state, from `state` or `raw_state`.
 
         Returns False if llama.cpp refuses the state.
         """
@@ -325,7 +326,7 @@ class Context:
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all slots: its pages fault in once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one buffer for all: its pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)

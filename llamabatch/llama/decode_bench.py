@@ -23,7 +23,7 @@ _ANY_PRIME = 7919
 
 
 class Bench:
-    """Measures one model under several settings, with one context that is reused while the settings allow it.
+    """Measures one model under several settings, and reuses its context where the settings allow this.
 
     Args:
         model: must stay open until close().
@@ -123,7 +123,7 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the least number of steps: the untimed first step and two more, or one more if steps are slow."""
+        """Returns the least number of steps: 3, or 2 if steps are slow. The first step is not timed."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:
@@ -146,7 +146,7 @@ class Bench:
         start = time.perf_counter()
         code = self._open.decode(struct)
         if code is DecodeCode.OK:
-            self._open.rows(len(sampled))  # waits for a GPU
+            self._open.rows(len(sampled))  # waits for a GPU that still computes
         seconds = time.perf_counter() - start
         if code is not DecodeCode.OK:
             raise EngineError(f"llama_decode failed: {code.name.lower()} ({code.value})")

@@ -1,4 +1,4 @@
-"""A program that prints the memory of each GPU as JSON. Its contexts on the GPUs end with the process.
+"""A program that prints the memory of each GPU as JSON. The program's GPU contexts end with the program.
 
 The last line of its output is `{"CUDA0": [free, total], ...}`, in bytes.
 """

@@ -31,7 +31,7 @@ NONE = ("none",)
 PROGRAM = "llamabatch.llama.device_memory"
 _PROGRAM_TIMEOUT_S = 60.0
 _CUDA, _RPC = "CUDA", "RPC"
-_WITH_CONTEXT = (_CUDA, "ROCm", "MUSA", "SYCL")  # backends that make a context when asked for memory
+_WITH_CONTEXT = (_CUDA, "ROCm", "MUSA", "SYCL")  # backends that make a context when asked for a device's memory
 _KINDS = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}  # enum ggml_backend_dev_type
 _GPU, INTEGRATED = "gpu", "integrated gpu"
 
@@ -65,14 +65,14 @@ class Device:
 
 @dataclass(frozen=True)
 class BufferType:
-    """A place for tensors: the address of its ggml_backend_buffer_type, and its GPU's name (None for other devices)."""
+    """A place for tensors: the address of its ggml_backend_buffer_type, and the name of its GPU (None: no GPU)."""
 
     address: int
     device: str | None
 
 
 class _Properties(ctypes.Structure):
-    """ggml_backend_dev_props. The capabilities at its end, some booleans, are not read."""
+    """ggml_backend_dev_props. `rest` has the capabilities, which are not read."""
 
     _fields_ = (
         ("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("free", ctypes.c_size_t),
@@ -109,8 +109,8 @@ def devices(module: ModuleType) -> tuple[Device, ...]:
 
 def gpus(module: ModuleType) -> tuple[Device, ...]:
     """Returns the devices that layers are offloaded to by default. The order is that of llama.cpp's
-    llama_prepare_model_devices: RPC servers, then GPUs, each GPU once. Integrated GPUs count only if there is no other
-    GPU."""
+    llama_prepare_model_devices: RPC servers, then GPUs, each GPU once. Integrated GPUs count only if this machine has
+    no other GPU."""
     found = devices(module)
     remote = [device for device in found if device.kind == _GPU and device.backend == _RPC]
     own = [device for device in found if device.kind == _GPU and device.backend != _RPC]

@@ -27,8 +27,8 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
 logger = logging.getLogger(__name__)
 
-# Models of one family may pad the same vocabulary to different sizes. llama.cpp allows the same difference
-# (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
+# The largest difference between the two vocabulary sizes, because models of one family pad a vocabulary differently.
+# llama.cpp allows the same difference (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
 _MOST_PADDING = 128
 # A sequence may lag this many tokens behind without a separate prefill call. The lag is 2 if all guesses were right.
 _MOST_BEHIND = 16
@@ -64,7 +64,7 @@ class DraftModelProposer:
         model: the draft model, from open_draft. close() also closes the model.
         target: the model whose tokens are guessed.
         config: config of the target. The draft has the same threads, n_ctx, and kind of KV cache.
-        n_slots: most slots of the target's context.
+        n_slots: the most slots that the target's context may get.
 
     Raises:
         ConfigError: llama.cpp keeps no cells for the architecture of the draft model.
@@ -147,7 +147,7 @@ class DraftModelProposer:
         return _SlotContent(sequence, count)
 
     def _catch_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """Computes the tokens that the draft model has not seen, except the last ones. Returns spans for the last ones.
+        """Computes the tokens that the draft model has not seen, up to the last few. Returns spans of the last few.
         All spans have the same length because a pass takes equally many tokens of each sequence. A sequence that lags
         too far behind for one step is left out until its cells have caught up."""
         known = [self._cut_to_common(context, span.sequence, span.slot) for span in spans]
@@ -161,7 +161,7 @@ class DraftModelProposer:
             if n_tokens:
                 budget -= n_tokens
                 chunks.append(span._replace(start=count, length=n_tokens, output=False))
-            if count > start:  # computing cells again costs less than a pass for the sequences that lag more
+            if count > start:  # computing known cells again costs less than one more pass
                 context.clear(span.slot, start)
             if count + n_tokens >= start:
                 last.append(span._replace(start=start, length=width))
@@ -203,7 +203,7 @@ class DraftModelProposer:
 
 
 def open_draft(config: EngineConfig, target: Model) -> Model | None:
-    """Returns the draft model that a config names, or None. If this is the target's file, the weights are shared.
+    """Returns the draft model that a config names, or None. If both models are one file, they share the weights.
 
     Raises:
         ConfigError: the draft model has another vocabulary, or state from which tokens cannot be cut.

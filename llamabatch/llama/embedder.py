@@ -113,7 +113,7 @@ class Embedder:
 
     def _media_pass(self, request: Request, run: MediaRun, position: int) -> array[float]:
         encoded = self._projector.embeddings(request.media[run.media], run.chunk)
-        assert encoded is not None  # because no seconds are given
+        assert encoded is not None  # only a call with `seconds` returns None
         positions = encoded.positions(position, slice(run.length))
         self._lib.llama_set_causal_attn(self._handle, run.is_causal)
         try:
@@ -123,7 +123,7 @@ class Embedder:
         return part
 
     def _joined(self, found: list[tuple[int, array[float]]]) -> array[float]:
-        """Returns the result of a prompt from the results of its passes and their numbers of tokens."""
+        """Joins the results of a prompt's passes. `found` has each pass's number of tokens and its result."""
         pooling, parts = self._model.pooling, [part for _, part in found]
         if pooling == "none":
             return array("f", np.concatenate(parts).tobytes())
@@ -149,7 +149,7 @@ class Embedder:
             self._lib.llama_memory_clear(memory, False)
 
     def _pass(self, batch: Any, lengths: list[int]) -> list[array[float]]:
-        """Computes the batch of several sequences with these numbers of tokens. Returns their values."""
+        """Computes a batch of sequences with `lengths` tokens. Returns the values of each sequence."""
         code = int(self._lib.llama_decode(self._handle, batch))
         if code != 0 and self._model.halt.is_halted:
             raise EngineClosedError("the engine was closed while it computed")

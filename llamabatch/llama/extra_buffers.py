@@ -1,6 +1,6 @@
 """The verdict on llama.cpp's extra buffer types. A child process tries them, so that a crash harms no other process.
 
-On a CPU with AMX, a stock build that GCC 12 compiled crashes in its first quantised matrix product (the reason is in
+On a CPU with AMX, a stock build made by GCC 12 crashes in its first quantised matrix product (the reason is in
 native_patches/0001-amx-tile-config.patch). On such a machine a child process runs the bundled model once, unless the
 marker of the build names the patch. The verdict is kept under the hash of the library.
 """

@@ -11,7 +11,8 @@ class Halt:
     """Stops the running llama_decode and each later one, in all contexts that were given this object.
 
     The backend calls the function hundreds of times in a pass, on a thread that must not wait for Python's lock. So the
-    function is C's strlen, which has the right signature. Its text is empty until `now` is called.
+    function is C's strlen, which has the right signature. For an empty text it returns 0, and the decode goes on. `now`
+    fills the text.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Halt:
         return bool(self._text.value)
 
     def give_to(self, lib: Any, params: Any) -> None:
-        """Sets this callback in the parameters of a context. The context must not outlive this object."""
+        """Sets the function as the abort callback of a context. The context must not outlive this object."""
         params.abort_callback = ctypes.cast(_strlen(), lib.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 

@@ -28,12 +28,13 @@ from llamabatch.utils.checks import show
 # The fingerprint hashes this many bytes at the beginning of a model file (metadata, tensor table, some weights) and at
 # its end.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
-_KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables
+_KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables that choose kernels
 _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
 _TWO_WORDS = struct.Struct("<II")
-# Number of cells, position of the cell, number of its sequences, 1 if S is transposed, number of layers.
+# Head of a recurrent state: number of cells, position of the cell, number of its sequences, 1 if S is transposed,
+# number of layers.
 _RECURRENT = struct.Struct("<IiIII")
 _CELL_BYTES, _EXT_BYTES = 12, 12
 # For each quantised type: the size of a block in bytes, and the number of float16 values at its beginning.
@@ -41,7 +42,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """Returns the facts about model, library and options that decide the cells of given tokens, apart from rounding."""
+    """Returns the facts about model, library and options that the values of cells depend on, apart from rounding."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -91,7 +92,7 @@ def fingerprint(path: Path) -> str:
 
 
 def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room: ctypes.Array[ctypes.c_uint8]) -> bool:
-    """Copies a slot's cells into the same empty slot of a context that has `more_streams` additional streams.
+    """Copies a slot's cells to a context with `more_streams` additional streams, where the same slot must be empty.
 
     Returns False if llama.cpp refuses. The slot then stays empty.
 
@@ -118,7 +119,7 @@ def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
 
 
 def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint8]:
-    """Adapts a state of `copy_out` with a single KV cache to a context that has grown to `n_streams` streams."""
+    """Adapts a state of `copy_out` to a context that has grown to `n_streams` streams. For single KV caches only."""
     more = n_streams - _WORD.unpack_from(state.data, 8)[0]
     if more == 0:
         return state
@@ -143,7 +144,7 @@ class Layout:
     Attributes:
         n_caches: number of KV caches: 1, 2 for a model with sliding windows, 0 for a purely recurrent model.
         has_state: True if a recurrent state follows.
-        has_ext: True if cells also hold a position in two dimensions, or their token.
+        has_ext: True if cells also store a position in two dimensions, or their token.
         has_v: True if V is stored besides K.
     """
 
@@ -191,7 +192,7 @@ def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
 
 
 def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
-    """Removes the number of slots from a state of `copy_out`, for `load`.
+    """Returns a state of `copy_out` in the form for `load`: without the number of slots.
 
     llama.cpp writes a magic number and the seq id. For each KV cache, the number of streams follows, then for each
     stream the number of its cells and their contents (llama-kv-cache.cpp, state_write). Only one stream has cells. A
@@ -248,7 +249,7 @@ def check(
         media_runs: the pictures in the prompt that take fewer positions than cells, in order.
 
     Raises:
-        InputError: the state is not from this model and engine; the message names the place.
+        InputError: the state is not from this model and engine; the message gives the reason.
     """
     lib: Any = library.load()
     worst = max(token_ids)
@@ -263,7 +264,7 @@ def check(
 
 
 class _Walk:
-    """Reads a state piece by piece. Raises InputError, or struct.error or ValueError if the state ends too early.
+    """Reads a state piece by piece. Raises InputError; struct.error or ValueError if the state ends too early.
 
     Args:
         media_runs: as for `check`.
@@ -389,4 +390,4 @@ class _Walk:
 
 def type_number(lib: Any, name: str) -> int:
     """Returns llama.cpp's number for a type of the KV cache."""
-    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding lacks BF16
+    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding has no BF16

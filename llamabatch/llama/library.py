@@ -135,7 +135,7 @@ def import_build(build: Build) -> ModuleType:
         if error.name == build.module:
             raise SetupError(f"{name} is not installed") from error
         raise SetupError(f"{name} needs the package {error.name!r}: pip install {error.name}") from error
-    except AttributeError as error:  # from ctypes: the library lacks a function of the binding
+    except AttributeError as error:  # the binding has a function that the library does not have
         raise SetupError(f"{name} and its libllama differ ({error})") from error
     except (ImportError, OSError, RuntimeError) as error:
         raise SetupError(f"{name} cannot load its library ({' '.join(str(error).split())})") from error
@@ -277,22 +277,21 @@ def drops_copied_pages() -> bool:
 
 
 def has_equal_rows() -> bool:
-    """Returns True if this build computes a single row with the same kernels as a row among others. Our build does so
-    on x86 with AVX2. A matrix library for the CPU (BLAS) would break this: it is another device, and computes only
-    calls of many rows."""
+    """Returns True if this build computes a single row with the same kernels as a row among many. Our build does so
+    on x86 with AVX2. Returns False if a BLAS device is there, because ggml would use BLAS only for many rows."""
     has_others = any(device.kind == "accelerator" for device in devices.devices(load()))
     return _has_patch(ONE_ROW_PATCH) and _system_features().get("AVX2") == "1" and not has_others
 
 
 def takes_ragged(context: int) -> bool:
     """Returns True if a llama_context with a split KV cache computes any tokens of any sequences in one pass. Our build
-    can do this if the attention runs on CPUs. Builds without the function return False."""
+    can do this if the attention runs on CPUs. Builds without llama_takes_ragged cannot."""
     return _asked("llama_takes_ragged", context)
 
 
 def takes_prompts(context: int) -> bool:
     """Returns True if a context has special kernels for tokens that a batch marks as prompt tokens. Our build has them
-    on AMX. Builds without llama_takes_prompts would read the mark as an output mark."""
+    on AMX. Returns False for builds without llama_takes_prompts: they would read the mark as an output mark."""
     return _asked("llama_takes_prompts", context)
 
 
@@ -327,8 +326,8 @@ _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:
-    """Returns the kernels that weights are repacked for (names as in planning/weights.py), AMX only on CPUs with
-    AMX."""
+    """Returns the kernels that weights are repacked for (names as in planning/weights.py). AMX counts only if
+    the CPU has it and it is on."""
     features = _system_features()
     found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
@@ -374,7 +373,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def uses_libgomp() -> bool:
-    """Returns True if the loaded library obeys GOMP_SPINCOUNT (Linux; False elsewhere). libgomp does, and so do the
-    teams of threads that native_patches/portable has in place of libgomp."""
+    """Returns True if the loaded library obeys GOMP_SPINCOUNT. libgomp does, and so do the teams of threads that
+    replace libgomp (native_patches/portable). Linux only; False elsewhere."""
     marker = build_marker(load())
     return is_mapped("libgomp") or (marker is not None and marker.get("openmp") == "teams")

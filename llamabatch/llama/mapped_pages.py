@@ -19,7 +19,7 @@ from llamabatch.planning.weights import is_only_looked_up
 
 logger = logging.getLogger(__name__)
 
-_MADV_RANDOM = 1  # linux/mman-common.h; Python has the name on Linux alone
+_MADV_RANDOM = 1  # linux/mman-common.h; Python has the name on Linux only
 
 
 def read_by_page(path: Path, features: frozenset[str]) -> None:

@@ -45,7 +45,7 @@ class Model(NativeTokenizer):
     """Owns a llama_model. Any thread may tokenize. Each owner closes its contexts before the model.
 
     Args:
-        path: the .gguf file; gguf/resolve.py finds it for a name.
+        path: the .gguf file; gguf/resolve.py finds the file of a model name.
         config: placement of the weights; None loads the vocabulary alone.
         vocab_only: load the vocabulary alone, but do the digest check and the trial load that the config asks for.
         pooling: as EngineConfig.pooling; used only without a config.
@@ -53,7 +53,7 @@ class Model(NativeTokenizer):
     Attributes:
         projector: encodes the pictures and sounds of prompts; None if the config names no mmproj file.
         media_sources: the folder and the domains from which prompts may name pictures.
-        halt: stops the computations in the contexts of all owners, so it is only for closing all of them.
+        halt: stops the computations of all owners; use it only to close all of them.
 
     Raises:
         ModelFileError: llamabatch or llama.cpp refuses the file; the message gives the reason.
@@ -111,7 +111,7 @@ class Model(NativeTokenizer):
             # The arrays must stay alive because llama.cpp reads them through pointers.
             self._native_arrays = _place(self._lib, params, config)
         if self._kv_overrides:
-            params.kv_overrides = overrides.kv_array(self._lib, self._kv_overrides)  # ctypes keeps it with `params`
+            params.kv_overrides = overrides.kv_array(self._lib, self._kv_overrides)  # `params` keeps the array alive
         if can_be_cancelled():  # `on_progress` must stay alive until the load has ended
             on_progress = self._lib.llama_progress_callback(lambda _share, _data: not is_cancelled())
             params.progress_callback = on_progress
@@ -198,9 +198,9 @@ class Model(NativeTokenizer):
             )
 
     def _window_in_file(self) -> bool:
-        """Returns True if the file names a sliding window, except for phi3.
+        """Returns True if the file names a sliding window that llama.cpp uses; phi3's is ignored.
 
-        llama.cpp reads windows only with the weights.
+        Loads of the vocabulary alone need this, because llama.cpp reads windows only with the weights.
         """
         window = self.metadata.get(f"{self._arch}.attention.sliding_window", "0")
         return self._arch != "phi3" and window not in ("", "0")
@@ -219,7 +219,7 @@ class Model(NativeTokenizer):
         return None if keeps_windows_whole(self._arch) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Returns how many tokens llama.cpp can roll a recurrent state back after a pass; 0 if it cannot."""
+        """Returns by how many tokens llama.cpp can roll a recurrent state back after a pass; 0 if it cannot."""
         known = keeps_snapshots(self._arch)
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
@@ -245,7 +245,7 @@ class Model(NativeTokenizer):
     @property
     def scales_rope(self) -> bool:
         """True if the rotary embedding may also scale (YaRN, LongRoPE), so that a rotation by 0 may change K."""
-        if self._changes_rope:  # the changed embedding may scale
+        if self._changes_rope:  # the options may add a scaling
             return True
         return self.metadata.get(f"{self._arch}.rope.scaling.type", "none") not in ("none", "linear")
 
@@ -254,7 +254,7 @@ class Model(NativeTokenizer):
         yield from read_tensors(self.path)
 
     def _embd_in_file(self) -> int:
-        """Returns the file's value for the length of an embedding, or 0. llama.cpp reads it only with the weights."""
+        """Returns the length of an embedding from the file, or 0. llama.cpp reads this value only with the weights."""
         texts = (self.metadata.get(f"{self._arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 
@@ -298,7 +298,7 @@ class Model(NativeTokenizer):
         return self.cannot_generate is not None and (self.cannot_embed is None or self.cannot_classify is None)
 
     def share(self) -> Model:
-        """Returns this model for one more owner. Each owner must close the model."""
+        """Adds an owner, and returns this model. Each owner must close it."""
         with self._lock:
             self._check_owned()
             self._owners += 1
@@ -313,7 +313,7 @@ class Model(NativeTokenizer):
             self._closed_because = reason or self._closed_because
             grammars = self._grammars
         if grammars is not None:
-            grammars.close()  # without the lock, which the thread of the grammars may need to read the vocabulary
+            grammars.close()  # outside the lock, which the grammars' thread may need for the vocabulary
         with self._text_lock, self._lock:
             if self.projector is not None:
                 self.projector.close()
@@ -334,7 +334,7 @@ class Model(NativeTokenizer):
             return self._grammars
 
     def _check_owned(self) -> None:
-        if self._owners < 1:  # the last owner has closed the model, though the grammars may still read it
+        if self._owners < 1:  # the handle may still exist, because close() first waits for the grammars
             raise EngineClosedError(self._closed_because)
 
     def _kind_without_pooling(self) -> str | None:

@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 Logits = npt.NDArray[np.float32]
 Rows = Logits | TopRows
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
-# The device samples again after this many calls without a request that needs whole rows. A change costs the time of
-# some steps, so it must not happen often.
+# The device samples again after this many calls without a request that needs whole rows. Each switch costs the time of
+# some steps, so switches must be rare.
 CALLS_UNTIL_TOP = 32
 # The most seconds of an encoder in one step. The first value is for a step that computes nothing else: it limits how
 # long a new request waits. The second value is for a step whose tokens nobody reads one by one. The encoder then takes
@@ -150,7 +150,7 @@ class ModelRunner:
         self._began = 0.0  # time.perf_counter() at the start of the current step
         self._has_rows = False  # True if the current step also computes text
         self._encoder_share = 1.0  # the encoder's share of the current step's time
-        self._can_carry = plain and not model.has_window  # states of other models hold more than the cells of one cache
+        self._can_carry = plain and not model.has_window  # kv_state.move can only copy a single KV cache
 
     def close(self) -> None:
         if self._growth is not None:
@@ -243,7 +243,7 @@ class ModelRunner:
         return results
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:
-        """Runs a call as _run_call does, but spans in slots whose saved prefix llama.cpp refused get an error."""
+        """Runs a call. A span gets an error if llama.cpp refused the saved prefix of its slot."""
         unfilled = self._moves.unfilled
         unfilled.difference_update(span.slot for span in call.spans if span.start == 0)
         lost = {id(span) for span in call.spans if span.slot in unfilled}
@@ -369,7 +369,7 @@ class ModelRunner:
                 self._context.sample_on_device(True)
 
     def _compute_again(self, call: Call) -> list[SpanOutput]:
-        """Computes a call again with whole rows. Among equal logits, the device may have left out the lowest id."""
+        """Computes a call again with whole rows, because the device may have left out an equally likely token."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
         if not all(self._moves.clear(span.slot, span.start) for span in call.spans):
@@ -451,7 +451,8 @@ class ModelRunner:
         )
 
     def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanOutput]:
-        """Computes each span of a failed call in a separate call. A call of one span fails with `error`.
+        """Computes each span of a failed call in a separate call. All spans fail with `error` if there is only one,
+        or if a slot cannot be cut back.
 
         Args:
             is_whole: True if nothing of the call was computed.

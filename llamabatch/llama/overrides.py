@@ -18,7 +18,7 @@ _BAD_TYPE = re.compile(r"Bad metadata override type for key '(.*)', expected (\w
 
 
 class _TensorOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override, which the binding lacks."""
+    """llama_model_tensor_buft_override, which the binding does not have."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
@@ -45,7 +45,7 @@ def tensor_array(rules: TensorOverrides) -> Any:
     The array holds the texts of the patterns. It must live as long as the model, which keeps the pointer.
 
     Raises:
-        ConfigError: a rule names a place that this build of llama.cpp lacks.
+        ConfigError: a rule names a place that this build of llama.cpp does not have.
     """
     known = devices.buffer_types(library.load())
     array = (_TensorOverride * (len(rules) + 1))()
@@ -56,7 +56,7 @@ def tensor_array(rules: TensorOverrides) -> Any:
 
 
 def check_used(overrides: KvOverrides, lines: Iterable[str], keys: Iterable[str], *, all_read: bool) -> None:
-    """Checks the log of a load, because llama.cpp silently ignores an override of a wrong type or of an unused key.
+    """Checks the log of a load, because llama.cpp raises no error for overrides of a wrong type or an unused key.
 
     Args:
         lines: lines of the log.

@@ -1,4 +1,4 @@
-"""Positions of tokens in slots: each cell of text has its own. With M-RoPE, the cells of a picture share positions.
+"""Positions of tokens in slots: a text cell has its own position. With M-RoPE, the cells of a picture share positions.
 
 The scheduler counts cells, but llama.cpp cuts, copies and computes by positions. The model runner converts them here.
 """
@@ -24,8 +24,8 @@ class SlotPositions:
         return bool(self._runs)
 
     def of(self, slot: int, cell: int) -> int:
-        """Returns the position of a cell, or of the next token after `cell` cells. For a cell within a picture, this is
-        the picture's first position."""
+        """Returns the position of a cell, which need not be computed yet. For a cell within a picture, this is the
+        picture's first position."""
         lost = 0
         for run in self._runs.get(slot, ()):
             if cell >= run.end:

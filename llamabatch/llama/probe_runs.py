@@ -20,13 +20,13 @@ _TIMEOUT_S = 60.0
 
 
 def key(library: Path, cpu: str = "") -> str:
-    """Returns the key of a verdict on a library with ggml's kernels, or on this library and a CPU."""
+    """Returns the key of a verdict on a library with ggml's kernels; `cpu` names a CPU if the verdict depends on it."""
     digest = hashlib.sha256(library.read_bytes() + cpu.encode()).hexdigest()
     return f"{digest[:16]}-{_VERSION}"
 
 
 def status(subject: str, variables: Mapping[str, str]) -> int | None:
-    """Runs the probe in a child process. Returns its exit status, or None if the child cannot run or end.
+    """Runs the probe in a child process. Returns its exit status, or None if the child cannot run or does not end.
 
     Args:
         subject: what the probe tries, for the log.

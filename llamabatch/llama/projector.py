@@ -29,14 +29,14 @@ from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
-# The patched build has this function, whose last argument is one of the values below (mtmd_weights).
+# Only the patched build has this function. Its last argument is one of the values below (mtmd_weights).
 WITH_WEIGHTS = "mtmd_init_with_weights"
 _AS_STORED, _NO_WEIGHTS, _REPACKED = 0, 1, 2
 logger = logging.getLogger(__name__)
 # An encoder pass ends early if another picture waits and no request has asked for the pass in this many seconds.
 _ABANDONED_S = 2.0
-# Embeddings that a request used within this time are kept, whatever memory they take. A run that is computed in many
-# small chunks needs its embeddings for each chunk. Otherwise the run would be encoded again for each chunk.
+# Embeddings that a request used within this time are kept, whatever memory they take. Otherwise a run that is computed
+# in many small chunks might be encoded again for each chunk.
 _HELD_S = 5.0
 _TEXT, _IMAGE = 0, 1  # MTMD_INPUT_CHUNK_TYPE_TEXT, …_IMAGE
 _PROBE = Media(b"", 64, 64)
@@ -65,7 +65,7 @@ class Projector:
     """Owns an mtmd_context. `tokens` is safe from any thread; `embeddings` is for the threads of engines.
 
     An encoder pass may take seconds. It runs on its own thread in slices of time and pauses between two operations
-    of its graph. The engine computes tokens in these pauses, so the two never compete for the cores.
+    of its graph. The engine computes tokens in these pauses, so encoder and engine never compete for the cores.
 
     Args:
         path: the mmproj file.
@@ -330,7 +330,7 @@ def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
 
 
 def _init_function(mtmd: ModuleType, weights: int) -> Any:
-    """Returns the function that makes a context with these weights. Builds without the patch always have _AS_STORED."""
+    """Returns the function that makes a context with `weights`. Builds without the patch always use _AS_STORED."""
     make = getattr(mtmd._libmtmd, WITH_WEIGHTS, None)
     if make is None or weights == _AS_STORED:
         return mtmd.mtmd_init_from_file

@@ -1,6 +1,6 @@
 """Additional devices: a backend in a separate file, and RPC servers of llama.cpp on any host.
 
-Environment variables name both, so that child processes use the same devices.
+Environment variables name the file and the servers, so that child processes use the same devices.
 """
 
 from __future__ import annotations

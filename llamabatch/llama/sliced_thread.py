@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class SlicedThread:
-    """Runs one job after another, but only while `advance` waits, so that the two threads never compute at once.
+    """Runs one job after another, but only while `advance` waits, so that job and caller never compute at once.
 
     The job calls `may_go_on` where it can stop, and ends early if the call returns False. One thread runs all jobs, so
     that OpenMP keeps its team of threads. The thread starts with the first job and ends with `close`.
@@ -54,7 +54,7 @@ class SlicedThread:
         return self._job is None
 
     def may_go_on(self) -> bool:
-        """Waits for the next slice if this slice is over. Returns False if the job should end. For the job's thread."""
+        """Waits for the next slice if this slice is over. Returns False if the job should end. The job calls it."""
         if time.perf_counter() >= self._until:
             self._wait()
         return not (self._ends or self.is_cancelled)
@@ -74,7 +74,7 @@ class SlicedThread:
     def _wait(self) -> None:
         self._go.clear()
         self._stopped.set()
-        if not self._ends:  # `close` sets `_go` once, and the line above may have cleared it
+        if not self._ends:  # `close` sets `_go` once, and clear() above may have undone this
             self._go.wait()
 
     def _serve(self) -> None:

@@ -24,7 +24,7 @@ class SlotMoves:
         context: the context of the slots; grow_into() replaces it.
         unflushed: True while copies between slots, or shifts of positions, wait for the next decode.
         unfilled: slots whose saved prefix llama.cpp refused.
-        rolled_back: slots that were set back to an older state, until their next pass.
+        rolled_back: slots that were set back to an older state and have had no pass since.
     """
 
     def __init__(self, context: Context, batch: Batch, positions: SlotPositions, *, can_cut: bool) -> None:
@@ -72,7 +72,7 @@ class SlotMoves:
 
     def _save(self, save: Save) -> None:
         """Copies the state of a slot to main memory. Does nothing while copies between slots wait for the next decode,
-        because llama.cpp would return the slot's old cells. Also does nothing if the slot holds more tokens than the
+        because llama.cpp would return the slot's old cells. Also does nothing if the slot has more tokens than the
         prefix and cannot be cut back to the prefix."""
         count = len(save.prefix.token_ids)
         if self.unflushed or save.slot in self.unfilled:
@@ -110,7 +110,7 @@ class SlotMoves:
         self.positions.copy(copy.source, copy.target, copy.count)
 
     def _end_of(self, copy: PrefixCopy) -> int:
-        """Returns the number of positions that a copy holds."""
+        """Returns the highest position of the copied cells, plus 1."""
         return self.positions.length(copy.source, copy.count)
 
     def _flush(self, slot: int) -> None:

@@ -14,7 +14,7 @@ from llamabatch.utils.lifetime import ForkGuard
 
 ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a tokenizer without a known limit
 _WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
-_MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and takes the length as an int32
+_MAX_TEXT_BYTES = 64 * 2**20  # limit of a text, because 20 MB take 8 s, and a length must fit an int32
 _SLICE = 2**15  # token ids that are converted to Python objects at once
 _FAILED = -(2**31)  # result of llama_tokenize for a text that it cannot tokenize
 
@@ -99,7 +99,7 @@ class NativeTokenizer:
 
     def is_eog(self, token_id: int) -> bool:
         """Returns True if the token ends a generation."""
-        known = self._eog.get(token_id)  # asked for each sampled token; a dict is faster than a ctypes call
+        known = self._eog.get(token_id)  # looked up for each sampled token; a dict is faster than a ctypes call
         if known is None:
             self._check_open()
             known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
@@ -264,8 +264,8 @@ class NativeTokenizer:
 
 
 def _in_slices(values: Any, n: int) -> list[int]:
-    """Returns the first n values of a ctypes array. No other thread runs during the conversion of a slice. A slice
-    takes half a millisecond. A whole prompt of 5 MB would take 30 ms."""
+    """Returns the first n values of a ctypes array. Other threads run only between two slices. A slice takes half a
+    millisecond; a whole prompt of 5 MB would take 30 ms."""
     found: list[int] = []
     for start in range(0, n, _SLICE):
         found += values[start : min(start + _SLICE, n)]

@@ -26,10 +26,10 @@ from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 from llamabatch.utils.system import set_limits
 
 _REFUSED = 3
-_ROOM = 2 * 2**30  # bytes of memory beside the weights
+_ROOM = 2 * 2**30  # bytes of memory that the trial may use beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # bytes of the largest file to decode with, because each token reads the whole file
 # The four sequences have unequal lengths. A pass takes equally many tokens of each sequence, so the last tokens go into
-# a second pass. The states of this pass do not begin at the first cell.
+# a second pass. That pass tries states that do not begin at the first cell.
 _LENGTHS = (1, 2, 2, 2)
 _N_TOKENS = sum(_LENGTHS)
 _N_CTX = 64  # tokens of each sequence
@@ -116,8 +116,8 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
 
 
 def _template_refusal(llama: Any, model: Any) -> str | None:
-    """Returns why the chat template is refused if it exceeds its limits, else None. A template that only rejects
-    these conversations is accepted, because the model can still generate."""
+    """Returns why the chat template is refused if rendering exceeds a limit, else None. A template that only rejects
+    the _CONVERSATIONS is accepted, because the model can still generate."""
     key = b"tokenizer.chat_template"
     n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
     if n_bytes < 1:
@@ -152,7 +152,7 @@ def _limit_memory(n_bytes: int) -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    leave_signals_to_parent()  # else a signal that ends the program would be blamed on the file
+    leave_signals_to_parent()  # else a signal to parent and child would be blamed on the file
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
     changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ((), ())

@@ -1,7 +1,7 @@
 """A program: `python -m llamabatch.llama.try_binding` loads the build of llama.cpp that the environment names.
 
-The last line of its output is JSON: `{"gpus": [...]}`, or `{"problem": "..."}` for a build that does not fit. A crash
-of the build ends the process, which also tells the caller that the build does not fit.
+The last line of its output is JSON: `{"gpus": [...]}`, or `{"problem": "..."}` for a build that does not fit. If the
+build crashes the process, the caller concludes that the build does not fit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from llamabatch.planning.profile import Profile
 
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
     """Returns the profile that `llamabatch tune` wrote for this file, these cache types and these devices, or None.
-    Loads the library if necessary, with the profile's environment even if the profile is for other devices."""
+    Loads the library if necessary, with the profile's environment. Only then are the devices known and compared."""
     found = profile_store.find(path, config) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
     library.load(file_bytes(path), measured)
@@ -24,7 +24,7 @@ def profile_for(path: Path, config: EngineConfig) -> Profile | None:
 
 
 def used_gpus(config: EngineConfig) -> tuple[str, ...]:
-    """Returns the names of the devices that would hold layers."""
+    """Returns the names of the devices that would get layers."""
     if config.n_gpu_layers == 0:
         return ()
     return tuple(device.shown for device in devices.used(config, library.load()))

@@ -73,7 +73,7 @@ class FileIdentity:
         """Returns the kept facts if the files are unchanged, else new facts. Raises OSError."""
         identity = []
         for part in part_paths(path):
-            part = part.resolve()  # each part separately: in the hub's cache, a link's target does not name its part
+            part = part.resolve()  # after part_paths(): link targets in the hub's cache have no part numbers
             status = part.stat()
             identity.append((str(part), status.st_size, status.st_mtime_ns, status.st_ino))
         new = cls(tuple(identity))
@@ -132,7 +132,7 @@ def ensure_loadable(
 
 
 def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> None:
-    """Does the work of ensure_loadable for an mmproj file. The file of its text model must have been tried."""
+    """Does the work of ensure_loadable for an mmproj file. The file of its text model must have been tried before."""
     known, text = FileIdentity.of(path), FileIdentity.of(model)
     together = f"{text.content}, whose media are read"
     if trial == "off" or (trial == "auto" and (known.identity, together) in _loadable):
@@ -252,7 +252,7 @@ def _has_memory_limits() -> bool:
 
 
 def _refusal(lines: list[str]) -> str | None:
-    """Returns the reason that trial_load printed for a file that llama.cpp refused, or None."""
+    """Returns the reason that the child process printed when it refused the file, or None."""
     for line in lines:
         try:
             answer = json.loads(line)

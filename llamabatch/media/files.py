@@ -53,7 +53,7 @@ Decode = Callable[[bytes, str], tuple[bytes, int, int]]
 
 
 def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
-    """Returns the Media of a file's bytes. It contains the raw data, or the file's bytes if the raw data is longer.
+    """Returns the Media of a file's bytes. The Media has the raw data, or the file's bytes if the raw data is longer.
 
     Raises:
         PromptError: there are no bytes or too many, or `decode` raises.
@@ -69,7 +69,7 @@ def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
 
 
 def media_at(path: str | os.PathLike[str], kind: Kind, what: str, decode: Decode) -> Media:
-    """Returns the Media of a file. The Media contains the path, or for a pipe the data as in media_of.
+    """Returns the Media of a file, with the path in place of the data. For a pipe, returns the Media of its bytes.
 
     Args:
         what: "the picture" or "the sound", for messages.

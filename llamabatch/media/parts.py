@@ -56,7 +56,7 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt. They are read one by one, and share one limit of bytes and one of seconds.
+    """The media of one prompt. They are read one by one, and share a size limit and a time limit.
 
     Args:
         n: the number of media.
@@ -91,7 +91,7 @@ class MediaInput:
         """Reads a picture or a sound in any form. Raises the errors of read_picture and read_sound.
 
         Args:
-            kind: picture or sound; None: bytes are recognised as one of them, and other values are pictures.
+            kind: IMAGE or SOUND. None: bytes that begin like a sound file are a sound; any other `given` is a picture.
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE
@@ -196,10 +196,10 @@ def _parts(message: Any) -> Sequence[Any]:
 
 
 def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the picture of a part, and True if any form of picture is allowed: for {"type": "image", "image": …}.
+    """Returns the picture of a part, and True if any form of picture is allowed.
 
-    False for {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}. Users of a server
-    may send these parts, so only data: addresses and allowed addresses are read.
+    True for {"type": "image", "image": …}. False for {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and
+    Anthropic's {"source": …}. A server's users may send these, so only data: addresses and allowed addresses are read.
     """
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
         return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
@@ -212,7 +212,7 @@ def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
 
 
 def _sound_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the sound of a part, and True if any form of sound is allowed: for "audio". False for OpenAI's
+    """Returns the sound of a part, and True if any form of sound is allowed. True for "audio"; False for OpenAI's
     "input_audio" and for addresses."""
     given = part.get("input_audio")
     if isinstance(given, Mapping) and isinstance(given.get("data"), str):

@@ -37,7 +37,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return media_at(given, IMAGE, "the picture", _decoder(most))
-    if hasattr(given, "convert") and hasattr(given, "size"):  # first, as the next hasattr would decode the image
+    if hasattr(given, "convert") and hasattr(given, "size"):  # before the next test, which would decode a PIL image
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)

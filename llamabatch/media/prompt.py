@@ -122,7 +122,8 @@ def text_prompt(
 
     Args:
         media: pairs of kind and picture or sound, in order; see MediaInput.add.
-        mark: the mark; None: MARK if the text has one for each of the media, and otherwise any of _MARKS.
+        mark: the mark in the text. None: the mark is MARK if the text has one MARK for each of `media`. Otherwise
+            everything that _MARKS matches is a mark.
 
     Raises:
         PromptError: a picture or a sound cannot be read, the model does not read it, or the number of marks differs.
@@ -171,7 +172,7 @@ def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], 
 
 
 def _shown(text: str, mark: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a text in which the word for a media part replaces each mark."""
+    """Returns a text with a word such as <picture> in place of each mark."""
     first, *others = text.split(mark)
     words = (_SHOWN[media_kind(part) or IMAGE] for part in parts)
     return first + "".join(word + piece for word, piece in zip(words, others, strict=False))

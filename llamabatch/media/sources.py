@@ -30,11 +30,11 @@ _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
 _KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that stay unquoted
 _FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: the address is invalid
-# Networks that older Python releases wrongly call public, or that belong to the hosts of clouds.
+# Networks that older Python releases wrongly call public, or that clouds use inside their hosts.
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "fec0::/10"))
 )
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: an IPv4 address in the last 32 bits
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.monitor.gpu import Gpus
 
 POWERCAP = Path("/sys/class/powercap")
-_READ_EVERY_S = 30.0  # seconds; a package's counter wraps after 262 kJ, which is 7 minutes at 600 W
+_READ_EVERY_S = 30.0  # seconds between two reads; a package's counter wraps after 262 kJ, which is 7 minutes at 600 W
 
 
 class EnergyMeter:
@@ -27,7 +27,7 @@ class EnergyMeter:
     Linux only root may read RAPL by default; a chmod of /sys/class/powercap/*/energy_uj allows other users.
 
     Args:
-        gpus: True: also counts all GPUs that this process may use, including the energy of other processes there.
+        gpus: True: also counts all GPUs that this process may use, including the energy that other processes use there.
         powercap: folder of RAPL's zones.
         nvml: as for Gpus.
 

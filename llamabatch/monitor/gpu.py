@@ -18,7 +18,7 @@ class GpuSample:
     Attributes:
         index: number of the GPU in NVML.
         name: name of the GPU in the driver.
-        use_percent: share of the driver's last sample period in which the GPU computed for any process, 0 to 100.
+        use_percent: time that the GPU computed for any process, as a percentage of the driver's last sample period.
         memory_used: bytes that all processes use.
         memory_total: bytes of the GPU.
         power_w: watts.
@@ -51,7 +51,7 @@ class Gpus:
             return
         count = self._ask("nvmlDeviceGetCount") or 0
         found = [(number, self._ask("nvmlDeviceGetHandleByIndex", number)) for number in range(count)]
-        with contextlib.suppress(Exception):  # for example a driver without UUIDs
+        with contextlib.suppress(Exception):  # visible() fails, for example with a driver without UUIDs
             ours = visible(self._nvml, [handle for _, handle in found])
             self._handles = [(number, handle) for number, handle in found if handle is not None and handle in ours]
 
@@ -73,7 +73,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Returns {name: function} for GPUs with energy counters. A function gives joules since the driver loaded."""
+        """Returns {name: function} for GPUs with energy counters. Each returns the joules since the driver loaded."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:

@@ -58,7 +58,7 @@ class MachineSampler:
     """A sampler of the machine, for one thread.
 
     Args:
-        pids: returns the present ids of the engine's child processes.
+        pids: returns the ids of the engine's child processes at this moment.
         clock: returns seconds.
         powercap, nvml: as for EnergyMeter.
     """
@@ -106,7 +106,7 @@ class MachineSampler:
         self._gpus.close()
 
     def _processes(self) -> tuple[float, int]:
-        """Returns the CPU seconds since the last call and the resident bytes of the processes that still run."""
+        """Returns two sums over the running processes: CPU seconds since the last call, and resident bytes."""
         seen: dict[int, float] = {}
         grown, memory = 0.0, 0
         for pid in (os.getpid(), *self._pids()):
@@ -125,5 +125,6 @@ class MachineSampler:
 def system_times() -> tuple[float, float]:
     """Returns the busy seconds and the total seconds of the machine, summed over the cores."""
     times = psutil.cpu_times()
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # user and nice include both
+    # user and nice include guest and guest_nice.
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -37,8 +37,8 @@ class Monitor:
     """Takes a Snapshot every `every_s` seconds, from `start` (or `with`) until `stop` (or the end of the `with`).
 
     The monitor takes a last snapshot at `stop`, or when the LLM is closed. Snapshots do not wait for a step of the
-    engine. After a slow callback the next snapshot is late, and missed ones are skipped. A monitor does not keep the
-    engine alive.
+    engine. After a slow callback the next snapshot is late, and missed snapshots are skipped. A monitor does not keep
+    the engine alive.
 
     Args:
         client: the engine.
@@ -166,7 +166,7 @@ def monitor_client(
     metrics_file: str | os.PathLike[str] | None,
     publish: bool,
 ) -> Monitor:
-    """Returns a Monitor with the name of the client's model. It stops when the client closes. See Monitor."""
+    """Returns a Monitor with the name of the client's model. The monitor stops when the client closes. See Monitor."""
     made = Monitor(
         client,
         callback,

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# Limits in seconds besides vLLM's own, because small models are faster than the models that vLLM usually serves.
+# Limits in seconds, added to vLLM's limits because small models are faster than the models that vLLM usually serves.
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -132,7 +132,7 @@ class Families:
         self._names, self._values = list(labels), list(labels.values())
 
     def of_engine(self, prefix: str, stats: EngineStats) -> Iterator[Any]:
-        """Yields the figures of an engine. Their names are a prefix and vLLM's names."""
+        """Yields the figures of an engine. A figure that vLLM also has gets vLLM's name behind the prefix."""
         yield from self.gauges(prefix, _GAUGES, gauges(stats))
         yield from self.counters(prefix, _COUNTERS, counters(stats))
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
@@ -184,7 +184,7 @@ class Families:
                 yield family
 
     def histogram(self, name: str, text: str, limits: Sequence[float], histogram: Histogram) -> Any:
-        """Returns a histogram with these limits. The limits must rise and be limits of the class Histogram."""
+        """Returns a histogram with these limits. `limits` must rise and be in utils.histogram.LIMITS_S."""
         below = histogram.at_most(limits)
         buckets = [(str(limit), float(n)) for limit, n in zip(limits, below, strict=True)]
         family = self._core.HistogramMetricFamily(name, text, labels=self._names)
@@ -193,7 +193,7 @@ class Families:
 
 
 def gauges(stats: EngineStats) -> dict[str, float | None]:
-    """Returns the values of _GAUGES."""
+    """Returns {name: value} for the names in _GAUGES."""
     return {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -208,7 +208,7 @@ def gauges(stats: EngineStats) -> dict[str, float | None]:
 
 
 def counters(stats: EngineStats) -> dict[str, float | None]:
-    """Returns the values of _COUNTERS."""
+    """Returns {name: value} for the names in _COUNTERS."""
     return {
         "prompt_tokens": stats.prompt_tokens + stats.embed_tokens,
         "generation_tokens": stats.generated_tokens,

@@ -35,7 +35,7 @@ class Snapshot:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens per second of the interval, of prompts that got a slot and of embedded texts."""
+        """Tokens of admitted prompts and of embedded texts, per second of the interval."""
         return self._rate(self.recent.prompt_tokens + self.recent.embed_tokens)
 
     @property

@@ -25,14 +25,14 @@ from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
 WINDOW_S = 30.0  # seconds over which `top` shows rates and percentiles
-_HISTORY = 60  # number of speeds that are kept for the curve
+_HISTORY = 60  # the most points in the curve of speeds
 _VERSION = 1
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """Returns the folder of this machine's status files. Several machines may share a home, so each has a folder."""
+    """Returns the folder of this machine's status files. Machines may share a home, so each has its own folder."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 

@@ -22,7 +22,7 @@ from llamabatch.utils.paths import absolute
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
-_LEAST_WIDTH = 60  # columns that a panel with bars needs
+_LEAST_WIDTH = 60  # columns of the terminal that a panel with bars needs
 _SILENT_S = 3.0  # a job counts as silent this many seconds after its next write was due
 
 

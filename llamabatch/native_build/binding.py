@@ -116,7 +116,7 @@ def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str
         tail = lines[last].encode()[node.end_col_offset :].decode()
         lines[first : last + 1] = (head + changed + tail).split("\n")
     text = "\n".join(lines)
-    if re.search(r"load_shared_library\((?!lib_base_name: str)", text):  # a call, not the definition
+    if re.search(r"load_shared_library\((?!lib_base_name: str)", text):  # matches a call, not the definition
         text, names = _LIBRARY_NAME.subn(rf'\g<1>"{prefix}\g<2>"', text)
         if text.count(_FOLDER) != 1 or names != 1:
             raise SetupFailure(f"{UPSTREAM}/{name} finds its libraries in another way than before: adapt binding.py.")
@@ -164,7 +164,7 @@ def _left(text: str) -> int | None:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
-        elif isinstance(node, ast.Call):  # __import__ and importlib.import_module
+        elif isinstance(node, ast.Call):  # a call of __import__ or import_module may import llama_cpp
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("import_module", "__import__"):
                 names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]

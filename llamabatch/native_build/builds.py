@@ -34,7 +34,7 @@ from llamabatch.native_build.tools import (
     say,
 )
 
-GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # disk space of a build in GB; source and cmake need 0.5 of it
+GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # disk space of a build in GB; source and cmake need 0.5 GB of it
 _GPU_GIGABYTES = 3.0
 _DRIVER = "libcuda.so.1"
 _UNFINISHED = "build-"
@@ -199,7 +199,7 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
     with _workplace(home, plan) as place:
         package = _made_package(plan, release, place, log, display)
         target = home / plan.key
-        if target.exists():  # a folder without a marker, which is incomplete
+        if target.exists():  # this folder has no marker, so it is incomplete
             shutil.rmtree(target)
         os.replace(package.parent, target)
     minutes, seconds = divmod(int(time.monotonic() - start), 60)
@@ -263,7 +263,7 @@ def marker(plan: Plan, release: str) -> str:
 
 
 def _with_pip(place: Path, log: Path) -> str:
-    """Returns an interpreter with pip: this one, or (as in uv's environments) one in the build's folder."""
+    """Returns an interpreter with pip: this one, or a new one in the build's folder. uv's environments have no pip."""
     if importlib.util.find_spec("pip") is not None:
         return sys.executable
     venv = place / "python"

@@ -74,7 +74,7 @@ def make_plan(
         raise SetupFailure("The metal backend exists on macOS only: choose cpu, cuda or vulkan.")
     if backend == "vulkan":
         require_vulkan()
-        compiler += f"; {_glslc_version()}"  # a newer glslc compiles more shaders
+        compiler += f"; {_glslc_version()}"  # the plan has this version, because a newer glslc compiles more shaders
     if portable:
         instructions: tuple[str, ...] = _PORTABLE_X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
         macros = platform.machine()
@@ -196,9 +196,9 @@ def _has_nvidia_gpu() -> bool:
 def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     """Returns the flag with the GPU architectures of a CUDA build.
 
-    These are the architectures in CUDAARCHS, or those of this machine's GPUs (which saves most of the time), or else
-    all current architectures. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as in
-    the build of a container.
+    These are the architectures in CUDAARCHS, or those of this machine's GPUs (which saves most of the compile time), or
+    else all current architectures. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as
+    in the build of a container.
 
     Args:
         nvcc: the last line of `nvcc --version`.

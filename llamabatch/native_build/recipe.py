@@ -36,7 +36,7 @@ FLAGS = (
 )
 """The flags of all builds of `LIBRARIES`."""
 
-_LEAST_CMAKE = (3, 21)  # required by llama-cpp-python's CMakeLists.txt
+_LEAST_CMAKE = (3, 21)  # the oldest cmake that llama-cpp-python's CMakeLists.txt allows
 _LINKER_FLAGS = "CMAKE_SHARED_LINKER_FLAGS"
 _SUFFIXES = (".so", ".dylib", ".dll")
 
@@ -122,7 +122,7 @@ def with_cmake(place: Path, log: Path, python: str = sys.executable) -> dict[str
         reason = explain(log, "pip failed")
         raise SetupFailure(f"cmake {least} or newer is missing and could not be installed: {reason} (log: {log}).")
     before = {name: os.environ.get(name, default) for name, default in (("PATH", os.defpath), ("PYTHONPATH", ""))}
-    ours = {"PATH": folder / "bin", "PYTHONPATH": folder}  # the commands are scripts that import modules of the folder
+    ours = {"PATH": folder / "bin", "PYTHONPATH": folder}  # cmake and ninja are scripts that import from `folder`
     return {**os.environ, **{name: os.pathsep.join(filter(None, (str(ours[name]), before[name]))) for name in ours}}
 
 
@@ -143,8 +143,8 @@ def _cmake_cache(build: Path) -> str:
 def toolkit_flag(cache: str) -> str:
     """Returns the option that lets the libraries find the CUDA toolkit's libraries in any folder.
 
-    CMake leaves out the folders that nvcc links with by itself. The system's loader knows these folders only if the
-    toolkit came as a system package.
+    CMake leaves out the folders that nvcc itself adds for the linker. The system's loader knows these folders only if
+    the toolkit came as a system package.
 
     Args:
         cache: the text of a CMakeCache.txt that was configured for CUDA.

@@ -42,7 +42,7 @@ def platform_tag() -> str:
 
 
 def compile_library(library: Path) -> str:
-    """Compiles `library` again. Returns the reason of a failure, or ""."""
+    """Removes `library` and compiles it again. Returns the reason of a failure, or ""."""
     library.unlink(missing_ok=True)  # a library of an older source would be worse than none
     compiler = find_compiler()
     if not compiler:
@@ -59,7 +59,7 @@ def compile_library(library: Path) -> str:
 
 
 def find_compiler() -> list[str]:
-    """Returns the compiler's command: $CXX, which may hold arguments, or the first usual name on PATH. Else []."""
+    """Returns the compiler's command: $CXX (with arguments), or the first usual name on PATH; [] if there is none."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen:
         return chosen if shutil.which(chosen[0]) else []

@@ -25,7 +25,8 @@ FOLDER = FILE_NAME.removesuffix(".tar.gz")
 
 
 def _patch_folder() -> Path:
-    """Returns the folder native_patches: in this package in a wheel, at the top of a checkout or a source package."""
+    """Returns the folder native_patches. In a wheel, the folder is in this package. In a checkout or a source package,
+    it is at the top."""
     inside = Path(__file__).resolve().parent / "native_patches"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "native_patches"
 
@@ -41,7 +42,7 @@ GCC makes the same code with these patches and without. Other compilers need the
 VARIABLE = "LLAMABATCH_SOURCE"
 """The environment variable that names a source package of llama-cpp-python, for builds without a network."""
 DIGEST_VARIABLE = "LLAMABATCH_SOURCE_SHA256"
-"""The environment variable with the sha256 of a package that is not the index's file (see `make gpu-pack`)."""
+"""The environment variable with the sha256 of LLAMABATCH_SOURCE's file if it is not PyPI's (see `make gpu-pack`)."""
 
 _NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
 

@@ -65,7 +65,7 @@ def require_space(folder: Path, gigabytes: float) -> None:
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Holds an exclusive lock on `path`. The system releases the lock when the process ends, even by a crash."""
-    if sys.platform == "win32":  # two parallel builds waste time but do no harm: the last rename wins
+    if sys.platform == "win32":  # without a lock, two parallel builds waste time but do no harm: the last rename wins
         yield
         return
     import fcntl

@@ -4,16 +4,16 @@ A build is a package with a binding and its libraries. The package is llama-cpp-
 `llamabatch_llama`; both can be installed side by side. This module imports neither.
 
 The order:
-    1. named by the environment: LLAMABATCH_LLAMA, the folder of such a package, or LLAMA_CPP_LIB_PATH, a folder of
-       libraries for the installed llama-cpp-python. This build is used or refused, never passed over.
+    1. the build that the environment names: by LLAMABATCH_LLAMA (the folder of such a package) or LLAMA_CPP_LIB_PATH
+       (a folder of libraries for the installed llama-cpp-python). It is used or refused, never passed over.
     2. a llama_cpp that this process has imported.
-    3. made by `llamabatch build`: the newest with the patches of this release and for this CPU.
+    3. the builds of `llamabatch build` with this release's patches that suit this CPU, the newest first.
     4. an installed llama_cpp that offloads to a GPU.
     5. the installed llamabatch_llama.
     6. an installed llama_cpp for CPUs.
 
-A process cannot unload the libraries of a build that does not work. So a child process tries each build first, except
-the last one. The verdict is kept on disk.
+A process cannot unload the libraries of a build that does not work. So a child process tries each build first,
+and its verdict is kept on disk. A named build, an imported build and the last usable build are not tried.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TRIAL = "llamabatch.llama.try_binding"
 NO_GPU = "it finds no GPU here"
 _TRIAL_TIMEOUT_S = 60.0
 _VERDICTS = "binding"
-_VERSION = 1  # the version of the trial, part of the key of a kept verdict
+_VERSION = 1  # version of the trial; after a change, verdicts on disk no longer count
 _GPU_LIBRARY = re.compile(r"ggml-(cuda|hip|musa|vulkan|metal|sycl|opencl|cann|webgpu)\b")
 _GPU_BACKENDS = {"cuda", "hip", "musa", "vulkan", "metal", "sycl", "opencl", "cann", "webgpu"}
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
@@ -135,7 +135,7 @@ _rejected: dict[Path, str] = {}  # folder of a build that this process failed to
 
 @in_forks
 def _renew_lock() -> None:
-    """Replaces the lock in a fork, where the thread that may hold it does not exist."""
+    """Replaces the lock in a fork, because a thread that held the lock does not exist there."""
     global _lock
     _lock = threading.RLock()
 
@@ -173,7 +173,7 @@ def reject(build: Build, reason: str) -> None:
     """Rejects a build that could not be loaded, so that choose() returns the next one.
 
     Raises:
-        SetupError: the environment names the build, or no other build works; the message then has all reasons.
+        SetupError: the environment names the build; or no other build works (the message gives all reasons).
     """
     global _choice
     with _lock:
@@ -302,7 +302,7 @@ def _in_order() -> Iterator[tuple[Build, str]]:
 
 
 def _imported() -> Build | None:
-    """Returns the llama_cpp that this process has imported; None without one, or if its import is not complete."""
+    """Returns the llama_cpp that this process has imported; None if there is none, or its import is not complete."""
     folder = _imported_folder()
     library = getattr(getattr(sys.modules.get(FOREIGN), FOREIGN, None), "_lib", None)
     name = getattr(library, "_name", None)
@@ -392,7 +392,7 @@ def _offloads(build: Build) -> bool:
 
 def _problem(build: Build, is_last: bool) -> str:
     """Returns the reason why a build does not work in a child process; "" if it works, or needs no trial."""
-    if is_last or build.origin is Origin.IMPORTED:  # A last build has no substitute; an imported one is loaded already.
+    if is_last or build.origin is Origin.IMPORTED:  # no later build can be used, or this one is loaded
         return ""
     key = _key(build)
     kept = disk_cache.read(_VERDICTS, key)
@@ -405,7 +405,7 @@ def _problem(build: Build, is_last: bool) -> str:
 
 
 def _tried(build: Build) -> tuple[str, bool]:
-    """Returns the reason why a child process cannot load a build, or "", and True if the verdict may be kept."""
+    """Returns the reason why a child process cannot load a build ("": none), and True if the verdict may be kept."""
     if not sys.executable:
         return "", False
     try:
@@ -432,7 +432,7 @@ def _tried(build: Build) -> tuple[str, bool]:
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:
-    """Returns the trial's answer, its last line of JSON; None without one. The libraries may print other lines."""
+    """Returns the last line that is a JSON answer of the trial, or None. The libraries may print other lines."""
     for line in reversed(output.decode("utf-8", "replace").splitlines()):
         try:
             answer = json.loads(line)

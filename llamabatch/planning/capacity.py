@@ -116,7 +116,7 @@ def _placement(
 
 
 def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> EngineConfig:
-    """Returns `config` with the open options set to the values that batch_invariant needs."""
+    """Returns `config` with kv and flash_attn set to the values that batch_invariant needs, where they are "auto"."""
     if config.kv == "auto" and config.kv_cells == "auto":
         config = replace(config, kv="split")
         reasons["kv"] = "batch_invariant: a sequence's keys lie side by side"
@@ -173,9 +173,10 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
 def _flash_attn(
     config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
 ) -> str:
-    """Returns the value of flash_attn. llama.cpp's own kernel for CPUs reads each key once for every query head. This
-    kernel pays only where the keys are few. Measured: a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled
-    model reads prompts 1.6 to 2 times as fast with "on", and decodes equally fast. Our kernel reads each key once."""
+    """Returns the value of flash_attn. On CPUs it is "on" with our kernel, which reads each key once. llama.cpp's own
+    kernel reads each key once for every query head, so "on" is faster only for few keys. Measured with that kernel:
+    a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled model reads prompts 1.6 to 2 times as fast with
+    "on", and decodes equally fast."""
     on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
     if on_cuda and config.flash_attn != "off":
         why = _why_not_on_cuda(config, facts)
@@ -210,7 +211,7 @@ def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, 
     """Returns the value of device_sampling. "auto" stays "auto" where a GPU may sample: the binding decides later.
 
     On a CPU the value is "off". The logits are in main memory already, and our sampler reads each row only once. A
-    search of the device for the likeliest tokens would be extra work.
+    search for the likeliest tokens in llama.cpp would be extra work.
     """
     if config.device_sampling != "auto":
         if config.device_sampling == "on" and facts.n_vocab <= DEVICE_TOP:
@@ -274,7 +275,7 @@ def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str
 
 def _strategy(requested: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
     """Returns the strategy. "auto" becomes "sequential" with one slot, otherwise "batched". With one request in flight
-    "batched" costs nothing, because both policies then compute the same steps."""
+    "batched" costs nothing, because both strategies then compute the same steps."""
     if requested.strategy != "auto":
         return requested.strategy
     if n_slots == 1:

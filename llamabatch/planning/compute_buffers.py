@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _F32, _F16 = 4, 2
-_LIVE_EMBEDDINGS = 4  # vectors of n_embd for each token that are needed at once in a feed-forward network
+_LIVE_EMBEDDINGS = 4  # in a feed-forward network, each token needs this many vectors of n_embd at once
 _WORK = 1.15  # bytes per element of a row that is quantised for a matrix product: Q8_K's 292 / 256
-# From kernels/repack-prompts.h: bytes per element of a row; bytes of a thread's sums for each row, over 16 strips; the
-# most rows at once.
+# From kernels/repack-prompts.h: bytes per element of a converted row; bytes per row for one thread's sums (of 16 strips
+# of weights); the most rows that are computed at once.
 _PROMPT_WORK, _PROMPT_SUMS, _PROMPT_ROWS = 4, 1024 + 128, 512
 
 
@@ -26,13 +26,13 @@ class Widths:
         n_embd, n_vocab: as in the metadata.
         n_head: query heads.
         queries, keys: elements of Q, and of K and V together.
-        feed_forward: elements needed at once in a feed-forward network: gate, up, their product, in all used experts.
+        feed_forward: elements needed at once in a feed-forward network: gate, up and product, in all used experts.
         recurrent: elements needed at once in a layer with a state.
         latent: True if K and V are latent; Q is projected into their space in several steps.
-        masks: kinds of attention masks: 2 if some layers attend over a window.
+        masks: number of attention masks; 2 if some layers attend over a window.
         values: elements of V alone.
         per_layer: elements of the per-layer embeddings (Gemma 3n and 4), which are kept until the last layer.
-        streams: vectors of n_embd for each token that go from layer to layer (Gemma 3n: AltUp).
+        streams: number of vectors of n_embd that a layer passes on for each token (Gemma 3n: AltUp).
     """
 
     n_embd: int
@@ -97,7 +97,7 @@ def graph_bytes(
     return kept + max(_F32 * max(begins, mixes, attends, feeds, ends), _F32 * keeps + (2 + n_snapshots) * state_bytes)
 
 
-PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
+PIPELINE_COPIES = 4  # copies of the inputs if passes over several GPUs overlap: GGML_SCHED_MAX_COPIES
 
 
 def input_bytes(widths: Widths, n_tokens: int, n_cells: int, flash: bool) -> int:

@@ -13,7 +13,7 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 _FITTED_CTX = 32_768  # the most that n_ctx="fit" chooses: an agent's first request has 10,000 to 20,000 tokens
-_FITTED_SHARE = 8  # n_ctx="fit" needs room for this fraction of the most slots: 1/8
+_FITTED_SHARE = 8  # n_ctx="fit" must leave room for an eighth of the most slots
 
 
 def n_ctx_of(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:

@@ -13,14 +13,13 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.weights import multiplied, repacked_by
 
-# The kernel of native_patches/0003 reads these types. llama.cpp's own kernel has two orders of sums, and chooses by the
-# number of rows.
+# The kernel of native_patches/0003 reads these types. For other types, llama.cpp's own kernel chooses one of two
+# orders of sums by the number of rows.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
-# Heads must have a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other sizes get the
-# kernel of 0003 only from three queries on.
+# Equal bits need heads with a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other
+# sizes get the kernel of 0003 only from three queries on.
 _HEAD_MULTIPLE = 16
-# For weights of these types that are not repacked, the same kernel computes any number of rows: llamafile's kernel or a
-# dot product.
+# Without repacking, weights of these types have one kernel for any number of rows: llamafile's kernel or a dot product.
 _PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
 # From eight rows on, ggml-cpu/tiled sums these types in another order than the dot product that computes fewer rows.
 _TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
@@ -35,11 +34,11 @@ _BY_PASS = {
     "minimax-m3": "attention to chosen blocks, which takes other kernels where each sequence has one row",
 }
 
-Problem = tuple[str, str]  # the reason in words, and its cure
+Problem = tuple[str, str]  # the reason in words, and the remedy or ""
 
 
 def dependence(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str | None:
-    """Returns why a row's logits may depend on other rows, with a cure where there is one; None if they do not."""
+    """Returns the reason why a row's logits may depend on other rows, and a remedy if there is one; None: no reason."""
     found = _of_engine(facts, config, machine) or _of_model(facts) or _of_weights(facts, machine)
     if found is None and "prompts" in facts.features and not config.batch_invariant:  # native_patches/0020
         found = (

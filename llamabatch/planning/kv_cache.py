@@ -19,14 +19,14 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 MOST_SLOTS = 32
-MOST_SLOTS_ON_GPU = 128  # for cells in GPUs' own memory, because a row costs 1/250 of a pass there
-_FEW_SLOTS = 4  # with fewer slots of n_ctx each, a unified cache serves more requests at once
+MOST_SLOTS_ON_GPU = 128  # the most slots if the cells are in GPUs' own memory, where a row costs 1/250 of a pass
+_FEW_SLOTS = 4  # if fewer slots fit, a unified cache serves more requests at once
 # Cells of this many bytes are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
 _CHEAP_CELLS = 256 * MIB
 _MOST_CACHE_RAM = 8192  # MiB for each engine: the default of llama-server's --cache-ram
 _CACHE_RAM_PART = 4  # cache_ram is at most a quarter of the remaining memory
 _CACHED_SLOTS = 64  # cache_ram has room for at most this many full slots, so that a small model needs little memory
-_SLOTS_OF_SNAPSHOTS = 8  # the number of slots that n_draft_of assumes where n_slots is open
+_SLOTS_OF_SNAPSHOTS = 8  # the number of slots that n_draft_of assumes if n_slots is "auto"
 _SNAPSHOTS_SHARE = 0.125  # the share of the free memory that the states and snapshots of all slots may take
 
 
@@ -38,7 +38,7 @@ def slots_and_cells(
     reasons: dict[str, str],
     profile: Profile | None,
 ) -> ResolvedConfig:
-    """Returns `one_slot` with kv, n_slots and kv_cells.
+    """Returns `one_slot` with the chosen kv, n_slots and kv_cells.
 
     A split cache is faster: the attention of a sequence reads its own cells only. A unified cache, where any sequence
     may use any cell, is for options whose split cache does not fit.
@@ -130,11 +130,11 @@ def start_slots_of(
 ) -> int:
     """Returns the number of slots of the first context.
 
-    llama.cpp zeroes all cells of a new context. If they are many, this takes seconds and memory before the first token.
+    llama.cpp zeroes all cells of a new context. For many cells, this takes seconds and memory before the first token.
     Our build gets zeroed pages from the system when a cell is first used.
 
-    The context starts with fewer slots only if its cells can be copied into a larger one. States, and cells of a
-    sliding window, cannot be copied.
+    The first context may have fewer slots than n_slots if its cells can be copied into a larger context. States, and
+    cells of a sliding window, cannot be copied.
     """
     n_slots = config.n_slots
     if requested.start_slots != "auto":
@@ -159,8 +159,8 @@ def start_slots_of(
 
 
 def cache_ram_of(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """Returns the MiB for prefixes that are in no slot any more. With more chats than slots, the next turn of a chat
-    needs its prefix after another chat has used the slot."""
+    """Returns the MiB for prefixes that are in no slot any more. With more chats than slots, a chat may lose its slot
+    to another chat, and its next turn needs the prefix again."""
     can_copy = facts.arch not in UNCOPIED and not (facts.has_window and config.kv == "unified")
     if not can_copy or not config.cache_prefix or facts.is_encoder or config.pooling == RANK:
         return 0

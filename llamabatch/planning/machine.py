@@ -114,7 +114,7 @@ def _available_bytes() -> int:
 
 
 def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Returns the bytes left in the cgroups of this process: the lowest of its cgroup and all parents.
+    """Returns the bytes left in the cgroups of this process: the lowest number among its cgroup and all parents.
 
     None without a limit. Swap is not counted. Page cache that the kernel can drop counts as free.
     """

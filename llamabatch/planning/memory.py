@@ -19,9 +19,10 @@ TYPE_BYTES = {
 }  # fmt: skip
 
 MIB = 2**20
-# Measured with CPython 3.11 on Linux, x86-64. tests/long/memory_prediction.py compares the sums with more measurements.
-PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
-ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python objects
+# The next two constants were measured with CPython 3.11 on Linux, x86-64. tests/long/memory_prediction.py compares
+# plans with more measurements.
+PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, without a model
+ENGINE_BYTES = 9 * MIB  # one engine: a thread with its stack and heap, graphs, batches, llguidance, Python objects
 # Bytes of a cell in use beside K and V. In llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
 # sequences (32), a node in the set of used cells and a node in the set of the sequence's positions (48 each).
 # In Python: the token id (32), and an entry for it in the prompt, the sequence and the kept prefix (8 each).

@@ -42,7 +42,7 @@ class ModelFacts:
     Attributes:
         file_bytes: size of the model file, or of all its parts; counted as the size of the weights.
         k_values, v_values: elements of one token in K and in V, summed over the layers. Layers that attend over a
-            sliding window count like the others.
+            sliding window count like all other layers.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state of a sequence of any length, summed over the recurrent layers.
         draft: facts of the draft model; None: there is none. Its file_bytes is 0 if both models are one file.
@@ -64,7 +64,7 @@ class ModelFacts:
         n_ctx_orig: n_ctx_train before the rotary embedding was scaled; 0 where the file does not name it.
         n_ctx_scaled: tokens that the options for the rotary embedding allow; 0 without such options.
         has_positions: the model looks positions up in a table; llama.cpp aborts for positions beyond the table's end.
-        placed: name and GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe places; None: main memory.
+        placed: the tensors that override_tensor, cpu_moe or n_cpu_moe place: name and GPU; None: main memory.
         arch: llama.cpp's name of the architecture.
         head_sizes: elements of an attention head in K and in V; empty: not known.
     """
@@ -212,7 +212,7 @@ def _layers(own: Mapping[str, str], architecture: str) -> tuple[Layer, ...]:
     states = [state if 0 not in heads or n == 0 else 0 for n in heads]
     if architecture in _DELTA_NETS:
         recurrent = _recurrent_layers(own, n_layer)
-        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # the last layers guess tokens, and are not computed
+        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # the last layers guess tokens; a pass omits them
         heads = [n if i < n_main and not recurrent[i] else 0 for i, n in enumerate(heads)]
         states = [state if i < n_main and recurrent[i] else 0 for i in range(n_layer)]
     elif architecture in _FEED_FORWARD_APART:

@@ -109,7 +109,7 @@ def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
 class GpuBuffers:
     """The bytes of the buffers of a pass that uses GPUs. tests/devices/test_memory.py compares them with llama.cpp's.
 
-    Each pair has the bytes without the output, and with the output.
+    The first item of a pair is the size if another device makes the output, the second if this GPU makes it.
 
     Attributes:
         start: a GPU with the first layer and other layers.
@@ -118,7 +118,7 @@ class GpuBuffers:
         only_first: a GPU with the first layer alone.
         last: a GPU with the last layer alone. Only output rows enter the feed-forward network of that layer.
         output: a GPU with the output alone.
-        on_cpu: the CPU where it has no layer.
+        on_cpu: the CPU if it has no layer.
     """
 
     start: tuple[int, int]
@@ -141,7 +141,7 @@ class GpuBuffers:
         entering = -embedded if copies == 1 else (copies - 1) * inputs
 
         def both(n_fed: int | None = None, *, follows: bool = False, one_layer: bool = False) -> tuple[int, int]:
-            """Returns the bytes without the output, which another GPU makes, and with the output."""
+            """Returns the bytes if another device makes the output, and the bytes if this GPU makes it."""
             without, with_it = (
                 graph_bytes(*shape._replace(n_outputs=n), n_fed, follows=follows, apart=copies > 1, one_layer=one_layer)
                 for n in (0, rows)

@@ -118,7 +118,7 @@ def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
         return 0
     if not config.use_mmap:
         return files.used
-    before = facts.file_bytes - sum(tensor.n_bytes for tensor in facts.tensors)  # the headers
+    before = facts.file_bytes - sum(tensor.n_bytes for tensor in facts.tensors)  # bytes of the headers
     return min(facts.file_bytes, before + files.ends) if files.ends else 0
 
 

@@ -71,8 +71,8 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most main memory that all engines take, including the load. No engine is refused because of the memory of
-        the load, since this memory is mapped pages that the system can free."""
+        """The most main memory that all engines take, including the load. The memory of the load causes no
+        MemoryPlanError, because it is mapped pages that the system can free."""
         return self.total_bytes + max(0, self.memory.loading - self._engines_here * self.memory.own)
 
     def describe(self) -> str:
@@ -103,7 +103,7 @@ def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
-    """Raises MemoryPlanError if a plan needs more than this share of the free memory. The message shows the sum."""
+    """Raises MemoryPlanError if a plan needs more than this share of the free memory, or exceeds an rlimit."""
     need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
     guesses = "" if plan.config.speculate == "off" else "n_draft, "
@@ -163,5 +163,5 @@ def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:
 
 
 def _has_gpu_each(config: ResolvedConfig, n_gpus: int) -> bool:
-    """Returns True if each engine lies as a whole on one of several GPUs."""
+    """Returns True if there are several GPUs, and no engine is split between them."""
     return config.strategy == "multi-instance" and n_gpus > 1 and config.n_gpu_layers != 0

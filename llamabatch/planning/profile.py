@@ -126,7 +126,7 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The name of the profile, with its date, for the reasons of a plan."""
+        """The profile with its date, in words. A plan gives this as the reason of measured values."""
         return f"profile of {self.created}"
 
     def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
@@ -146,8 +146,8 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """Returns latency_rows if this number is known and fits; otherwise the smallest number of rows within 3 % of
-        the most tokens/s, among measured numbers that fit and keep the latency limit. None: there is no such number."""
+        """Returns latency_rows if this number is known and fits. Otherwise returns the smallest number of rows within
+        3 % of the most tokens/s. Only numbers that fit and keep the latency limit count. None if no number fits."""
         if self.latency_rows is not None and fits(self.latency_rows):
             # tune chose this number from more stairs. From stairs that fit, best_rows could return a smaller number.
             return self.latency_rows
@@ -161,7 +161,7 @@ class Profile:
 
     @property
     def why_rows(self) -> str:
-        """The reason for the result of best_rows, for a plan."""
+        """The reason that a plan gives for the result of best_rows."""
         if self.p95_inter_token_ms is None:
             return f"{self.source}: the most tokens/s"
         return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"

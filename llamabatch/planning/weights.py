@@ -16,16 +16,16 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "shortconv.conv", "rope_")
 # AMX: extra bytes for each block of _amx_block() elements (mmq.cpp, get_row_size).
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
-_AMX_ROWS = 32  # TILE_N * 2
-# Types that native_patches/0012 repacks. Its formats are tried before all others. They pack columns by 16 or by 8, and
-# do not change the number of bytes.
+_AMX_ROWS = 32  # AMX needs a multiple of this number of rows: TILE_N * 2
+# Types that native_patches/0012 repacks. Its formats are tried before llama.cpp's. They pack 16 or 8 rows of a tensor
+# together, and do not change the number of bytes.
 _WIDE_FLOATS = frozenset({"BF16", "F16"})
 _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
-_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # types of matrices if the CPU has AMX or AVX-512 VNNI; of experts on any CPU
+_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # repacked in experts; also in matrices if the CPU has AMX or AVX-512 VNNI
 _WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
 _WIDE_ROWS = {"wide": 16, "wide8": 8}
-# repack.cpp, ggml_repack_get_optimal_repack_type: type -> pairs of a feature that repacks the type, and a number. The
-# number of rows must be a multiple of this number.
+# For each type, the features that repack it, each with a number. The number of rows must be a multiple of this number
+# (repack.cpp, ggml_repack_get_optimal_repack_type).
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
     "Q4_K": (("avx2", 8), ("neon", 8)),
@@ -213,7 +213,7 @@ def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False
     if not matrix and "exps" not in tensor.name:  # Of tensors with three dimensions only experts are repacked.
         return None
     for feature, multiple in _REPACKED.get(kind, ()):
-        # AVX-512 VNNI repacks no experts of Q6_K.
+        # For AVX-512 VNNI, experts of Q6_K are not repacked.
         if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
             return feature
     return None

@@ -13,12 +13,12 @@ from llamabatch.errors import AdapterError
 from llamabatch.utils.checks import counted, nearest, number, pairs, show, string
 from llamabatch.utils.paths import absolute
 
-# (name, scale) in order of the names, without scales of 0: equal sets have the same effect in llama.cpp
+# Pairs (name, scale) in order of the names, without scales of 0. Sets with the same effect are therefore equal.
 AdapterSet = tuple[tuple[str, float], ...]
 
 MAX_SCALE = 1000.0
-MAX_ADAPTERS = 1024  # adapters of a set
-MAX_NAME = 256  # characters
+MAX_ADAPTERS = 1024  # the most adapters in a set
+MAX_NAME = 256  # the most characters of a name
 
 
 def adapter_set(adapters: object) -> AdapterSet:

@@ -24,8 +24,8 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Splits text into parts while it arrives in pieces. The size of the pieces does not change the joined deltas. No
-    delta has a part of a mark: the parser holds back text that may still become a mark."""
+    """Splits text that arrives in pieces into thinking, answer and tool calls. The size of the pieces does not change
+    the joined deltas. The parser holds back text that may still become a mark, so no delta has a part of a mark."""
 
     def feed(self, text: str) -> Delta:
         """Parses the next piece of text. Returns the parts that are complete."""

@@ -15,7 +15,7 @@ class Detokenizer:
         stop: strings that end the text. The first string that is complete wins; if one token completes several, the
             earliest in the text wins.
         include_stop: True: the text ends with the stop string; False: the text ends before it.
-        min_tokens: stop strings that end within this many tokens are ignored.
+        min_tokens: stop strings that end within the first `min_tokens` tokens are ignored.
         errors: how to treat bytes that are not UTF-8, as in bytes.decode.
     """
 
@@ -32,7 +32,7 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._include_stop = include_stop
         self._exempt_tokens = min_tokens if stop else 0
-        self._exempt = 0  # characters at the beginning of _held in which no stop string can end
+        self._exempt = 0  # no stop string can end within this many first characters of _held
         self._stop = sorted(stop, key=len, reverse=True)
         self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)

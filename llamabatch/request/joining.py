@@ -6,8 +6,8 @@ from llamabatch.request.outputs import SequenceOutput
 
 
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """Joins outputs of the same continuation if this makes no difference to the caller. Joined outputs follow each
-    other and have no tool calls or logprobs. The last one may end the continuation."""
+    """Joins successive outputs of a continuation if this makes no difference to the caller. Outputs with tool calls
+    or logprobs are not joined. The last of the joined outputs may end the continuation."""
     last: dict[tuple[str, int], int] = {}  # index in `result` of a continuation's latest piece
     result: list[SequenceOutput | list[SequenceOutput]] = []
     for output in outputs:
@@ -26,7 +26,7 @@ def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
 
 
 def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
-    """Returns True if `output` may be joined to the pieces before. A joined piece has all thinking before all text."""
+    """Returns True if `output` may be joined to the pieces before. Thinking cannot be joined after text."""
     pieces = before if isinstance(before, list) else [before]
     if output.logprobs is not None or output.tool_calls:
         return False

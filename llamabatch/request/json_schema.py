@@ -1,5 +1,5 @@
-"""Turns a JSON schema into one that a grammar can enforce. Leaves out annotations, replaces unique items by lists of
-values, allows objects only the properties that the schema names, and reports keywords that no grammar can enforce."""
+"""Turns a JSON schema into one that a grammar can enforce. Leaves out annotations, replaces uniqueItems by a choice
+of lists, allows objects only the properties that the schema names, and reports keywords that no grammar can enforce."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
 
     Args:
         start: the beginning of an error message.
-        root: the schema that contains this one; None: `schema` is the root. Objects of a contained schema still allow
-            properties that they do not name. Only a walk of the root finds the objects that must also match other
-            schemas, and these may name more properties.
+        root: the schema that contains `schema`; None: `schema` itself. With a `root`, objects of `schema` may have
+            properties that `schema` does not name, because another part of `root` may name them.
 
     Raises:
         SamplingError: the schema has a keyword that no grammar can enforce.
@@ -62,7 +61,7 @@ def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
 
 
 class _Reader:
-    """Reads one schema. `advice` ends the error about an unsupported keyword; None: leaves out such keywords."""
+    """Reads one schema. `advice` ends the error about an unsupported keyword; None: such keywords are left out."""
 
     def __init__(self, root: Any, advice: str | None, start: str = "") -> None:
         self._root = root
@@ -122,8 +121,8 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema of a list without equal items: a choice of all possible lists. If these are too many,
-        the choice has each set of items in one order only. A schema of lists with at most one item does not change.
+        """Returns the schema of a list without equal items: a choice of all possible lists. If there are too many
+        lists, the choice has each set of items in one order. A schema of lists with at most one item does not change.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
@@ -196,8 +195,8 @@ def _names_all(schema: dict[str, Any]) -> bool:
 
 
 def _merged(root: Any) -> set[int]:
-    """Returns the id() of each schema whose object must also match another schema, which may name other properties.
-    These are schemas in allOf, beside a reference or beside alternatives, and the schemas that they refer to."""
+    """Returns the id() of each schema whose object must also match another schema, which may name further properties.
+    Such schemas are in allOf, or beside a reference or alternatives, or another such schema refers to them."""
     found: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     left: list[tuple[Any, bool]] = [(root, False)]
@@ -241,7 +240,7 @@ def referred(reference: str, root: object) -> object:
 
 
 def _path(reference: str) -> tuple[str, ...] | None:
-    """Returns the keys from the root to the place that a reference names; None if the place is not in the root."""
+    """Returns the keys from the root to the place that a reference names; None: it does not point into the root."""
     start, _, path = reference.partition("/")
     if start != "#":
         return None
@@ -261,7 +260,7 @@ def _references(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns a schema with `change` applied to each schema directly in it. `items` may be a list: the older form of
+    """Returns a schema with `change` applied to its direct subschemas. `items` may be a list, the older form of
     prefixItems."""
 
     def changed(key: str, value: Any) -> Any:

@@ -29,13 +29,13 @@ class Rules:
         spell: returns the form of a mark in Lark.
 
     Attributes:
-        about: the purpose of the next rules. Each rule ends with it as a comment; about_line() reads the comment.
+        about: the purpose of the next rules. rule() writes this text as a comment, and about_line() reads the comment.
     """
 
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
         self.about = ""
         self._lines: list[str] = []
-        self._terminals: dict[str, str] = {}  # names by content
+        self._terminals: dict[str, str] = {}  # content of a terminal -> its name
         self._left = MAX_CHARS
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._spell = spell
@@ -93,9 +93,9 @@ class Rules:
 
 
 ANY = "/(?s:.*)/"
-GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # for each %json
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # x-guidance of %json
 MAX_CHARS = 2**18  # the most characters of a grammar
-_COMMENT = " // \x1f"  # no text of a message contains \x1f
+_COMMENT = " // \x1f"  # starts the comment of a rule; the words of a comment never contain \x1f
 
 
 def quoted(text: str) -> str:
@@ -125,20 +125,20 @@ def form_of(kind: str, text: str) -> str | None:
 
 
 def about_line(lark: str, number: int) -> str:
-    """Returns the purpose of the rule in a line, from its comment; "" without a comment. Lines count from 1."""
+    """Returns the comment of the rule in line `number`: its purpose; "" without a comment. Lines count from 1."""
     lines = lark.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
-TEXT = "TEXT"  # names of terminals for an argument's texts begin with this; the trial checks each of them alone
-PARAMETERS = "the parameters"  # names a function's parameters in the comment of a rule
+TEXT = "TEXT"  # starts the names of terminals for texts of arguments. The trial checks each of these terminals alone
+PARAMETERS = "the parameters"  # the words for a function's parameters in the comment of a rule
 CALL = "call"  # the rule of a call of any function; with a number, the rule of one function
 
 
 def without_call(lark: str, number: int) -> tuple[str, str] | None:
-    """Returns a grammar of calls without the function that has a rule in line `number`, and this function's comment.
-    Returns None if the rule belongs to no function, or if there is no other function."""
+    """Removes the function whose rule is in line `number` from a grammar of calls. Returns the grammar, and the comment
+    of this function's rule. Returns None if the rule belongs to no function, or if there is no other function."""
     lines = lark.split("\n")
     rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
     at, calls = _calls(lines)
@@ -152,7 +152,7 @@ def without_call(lark: str, number: int) -> tuple[str, str] | None:
 
 
 def each_call(lark: str) -> Iterator[tuple[int, str]]:
-    """Yields, for each function of a grammar of calls: the line of its rule, and a grammar of only its calls."""
+    """Yields the line number of each function's rule in a grammar of calls, and a grammar of only its calls."""
     lines = lark.split("\n")
     at, calls = _calls(lines)
     for name in calls:

@@ -46,7 +46,7 @@ class TextOffsets:
         return at
 
 
-# First the token itself, then the likeliest tokens, which may include it, then the tokens that were asked for by id.
+# Logprobs at one place, by token id. Order: the token itself, the likeliest tokens, the tokens asked for by id.
 TokenLogprobs = dict[int, Logprob]
 
 
@@ -61,12 +61,12 @@ class FlatLogprobs(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, places: Iterable[TokenLogprobs | None] = ()) -> None:
-        self._ends = array("q")  # by place: end of its entries in the next three arrays
+        self._ends = array("q")  # for each place: the end of its entries in the next three arrays
         self._token_ids = array("i")
         self._logprobs = array("d")
         self._ranks = array("i")
         self._lengths = array("I")  # lengths of the tokens' texts
-        self._texts: list[str] = []  # by place: the joined texts of its tokens
+        self._texts: list[str] = []  # for each place: the joined texts of its tokens
         self.extend(places)
 
     def append(self, given: TokenLogprobs | None) -> None:
@@ -144,7 +144,7 @@ class FlatLogprobs(Sequence[Any]):
 
     @classmethod
     def of_parts(cls, parts: tuple[Any, ...]) -> FlatLogprobs:
-        """Returns the instance of which parts() returned `parts`."""
+        """Makes a FlatLogprobs from the result of parts()."""
         made = cls()
         *arrays, texts = parts
         own: tuple[array[Any], ...] = (made._ends, made._token_ids, made._logprobs, made._ranks, made._lengths)
@@ -162,10 +162,10 @@ def count(places: Sequence[TokenLogprobs | None] | None) -> int:
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of one output row: of a token, then of the likeliest tokens in order.
+    """Logprobs of one output row: first of a given token, then of the likeliest tokens in order.
 
     Attributes:
-        rank: rank of the first token.
+        rank: rank of the given token.
         others: (id, logprob, rank) of further tokens.
     """
 
@@ -263,7 +263,7 @@ class LogprobRecord:
 
     @property
     def next_row(self) -> int:
-        """The position of the first row inside the prompt that is still to be read. Earlier cells may be copies."""
+        """The position of the first unread row inside the prompt. Cells before this row may be copied."""
         return (len(self._prompt_rows) if self._asks_prompt else len(self._prompt)) - 1
 
     @property
@@ -272,7 +272,7 @@ class LogprobRecord:
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
-        """Returns the number of rows inside the prompt that are still to be read, at positions start .. end - 1."""
+        """Returns the number of rows at positions start .. end - 1 that are inside the prompt and still to be read."""
         return max(0, min(end, len(self._prompt) - 1) - max(start, self.next_row))
 
     def targets(self, end: int, count: int) -> tuple[int, ...]:

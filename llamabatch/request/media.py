@@ -63,7 +63,7 @@ class MediaRun(NamedTuple):
         chunk: number of the encoder pass among the passes of this picture or sound.
         is_causal: True: each token attends only to earlier tokens. False: all tokens of the run attend to one another,
             and one call must compute all of them.
-        n_pos: number of positions that the run takes before the text after it: the number of its tokens, but with
+        n_pos: number of positions from the start of the run to the text after it: the number of its tokens, but with
             M-RoPE the longer side of the picture in tokens.
         n_time: number of positions of the run on the axis by which llama.cpp distinguishes cells; with M-RoPE usually
             1.
@@ -96,11 +96,11 @@ class MediaTokens(NamedTuple):
 
 def cell_ids(digest: str, chunk: int, length: int) -> list[int]:
     """Returns negative ids for the cells of a run, derived from the content of the picture or sound. Equal token lists
-    then mean equal cells. Code that compares tokens (shared and kept prefixes, families) thus also compares media."""
+    then mean equal cells. So code that compares the tokens of two prompts compares their media, too."""
     drawn = hashlib.shake_128(f"{digest} {chunk}".encode()).digest(4 * length)
-    return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and its sign
+    return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and a sign
 
 
 def moved(runs: Sequence[MediaRun], by: int, media: int) -> tuple[MediaRun, ...]:
-    """Returns the runs of one picture as runs of a prompt, after `by` tokens and with the picture's index `media`."""
+    """Returns the runs of a picture or sound as runs of a prompt: after `by` tokens, with the index `media`."""
     return tuple(run._replace(start=run.start + by, media=media) for run in runs)

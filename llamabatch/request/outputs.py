@@ -57,7 +57,7 @@ class Timings:
 
     @property
     def inter_token_s(self) -> tuple[float, ...]:
-        """Seconds between neighbouring output tokens (one fewer than tokens)."""
+        """Seconds between neighbouring output tokens: one value fewer than tokens."""
         return tuple(b - a for a, b in itertools.pairwise(self.token_times_s))
 
     @property
@@ -80,13 +80,13 @@ class CompletionOutput:
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended the text, else None.
-        logprobs: for each of token_ids, logprobs by token id: of this token and of the likeliest tokens at its place.
+        logprobs: for each of token_ids a dictionary from token id to Logprob, of this token and the likeliest tokens.
             None unless asked for.
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
         reasoning: the thinking before the text, in a chat with a model of a known family (`plan.reasoning`). None: the
             model did not think, or its text is not parsed.
-        tool_calls: calls of the conversation's tools; the text does not contain them. After calls, finish_reason is
-            also "stop"; to_openai() returns "tool_calls".
+        tool_calls: calls of the conversation's tools; the text does not contain them. finish_reason is "stop"
+            also after calls, but to_openai() returns "tool_calls".
     """
 
     index: int
@@ -109,16 +109,15 @@ class RequestOutput:
     are those of outputs[0].
 
     Attributes:
-        prompt_logprobs: for each token of the prompt, logprobs by token id: of this token and of the likeliest tokens
-            at its place; None for the first token. The whole field is None unless asked for, or if the request ended
-            before its prompt was computed.
-        embedding: the model's float32 values: n_embd for a text (with pooling="none" for each token, one after
-            another), or the outputs of the classification head. None unless the request embeds or classifies.
+        prompt_logprobs: for each token of the prompt a dictionary from token id to Logprob, of this token and the
+            likeliest tokens; None for the first token. The whole field is None if not asked for, or if the request
+            ended before its prompt was computed.
+        embedding: n_embd float32 values of the text (with pooling="none": of each token, one after another), or the
+            outputs of the classification head. None unless the request embeds or classifies.
         num_truncated: number of tokens that the prompt lost (overflow="truncate"); prompt_token_ids does not have them.
         num_cached_tokens: number of prompt tokens that were not computed, because the prefix cache, a loaded prefix or
             another request had their cells. Counted once, when the request's first continuation first began.
-        error_type: name of the class in llamabatch.errors that a call for this prompt alone raises with `error`; None:
-            EngineError.
+        error_type: name of the exception class in llamabatch.errors that exception() returns; None: EngineError.
         not_held: parts of the JSON schema that were not enforced: formats that are only annotations ("format
             'password'"), and with "lenient": True the keywords that no grammar can enforce. For a required tool call,
             also functions that the model could not call because their schemas are not supported: "function 'f'".
@@ -209,7 +208,7 @@ class SequenceOutput:
         prompt_index: number of the prompt among those of its call.
         logprobs: logprobs of token_ids, as in CompletionOutput; None unless asked for.
         reasoning: new thinking; "" if there is none.
-        ended: the finish reason of this continuation, in its last piece, if there are several; otherwise None.
+        ended: the finish reason in the last piece of each continuation, if the request has several; otherwise None.
         tool_calls: calls that begin or continue. Joined by index, they are the tool_calls of the CompletionOutput.
         called_tools: True in the last piece of a continuation that has called tools.
     """
@@ -233,8 +232,8 @@ class SequenceOutput:
     def of_step(
         cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> SequenceOutput:
-        """Returns a piece that does not end its continuation; other fields have their defaults. A step makes a piece
-        for each row, and the __init__ of a frozen dataclass takes four times as long."""
+        """Returns a piece that does not end its continuation; further fields have their defaults. A step makes a piece
+        for each row. The __init__ of a frozen dataclass would take four times as long."""
         made = object.__new__(cls)
         fields = made.__dict__
         fields["request_id"] = request_id
@@ -348,18 +347,18 @@ def _thought(reasoning: str | None) -> dict[str, str]:
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # part of the name of a token that is not a whole character
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # in a decoded_token, this stands for bytes that are not a whole character
 
 
 def completion_logprobs(each: CompletionOutput | SequenceOutput) -> dict[str, Any] | None:
-    """Returns the field "logprobs" of a completion's choice, with offsets in the text of `each`; None: not wanted."""
+    """Returns the field "logprobs" of a completion's choice, with offsets in the text of `each`; None: no logprobs."""
     if each.logprobs is None:
         return None
     tokens, offsets, offset = list[str](), list[int](), 0
     chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
     for token in chosen:
         name = token.decoded_token
-        # the previous token ended a character of several tokens
+        # `offset` does not count the character that the previous tokens form
         if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:
             offset = max(offset, each.text.find(name, offset))
         tokens.append(name)
@@ -385,7 +384,7 @@ def chat_logprob(
 
     Args:
         piece: returns the bytes of a token by its id. None: tokens that are not whole characters have no bytes.
-        most: how many likeliest tokens to return. A sampled token that is ranked lower is left out. None or -1: all.
+        most: the number of likeliest tokens in top_logprobs; None or -1: all. A lower-ranked sampled token is left out.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token is first
     shown = given.items() if chosen.rank <= len(given) else others

@@ -41,7 +41,7 @@ ALIASES = {
     "guided_grammar": "structured_outputs",
 }
 
-# Aliases that name one form of structured_outputs: the key of that form.
+# Alias for one form of structured_outputs -> the key of this form.
 _FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
 
 # Parameters of other libraries that have no field here. Values that equal our behaviour are accepted.

@@ -19,12 +19,12 @@ class Thinking(str, Enum):
 
     INSIDE = "inside"  # the answer continues the thinking
     POSSIBLE = "possible"  # the answer may begin with the tag that opens the thinking
-    OVER = "over"  # the prompt has closed the thinking
+    OVER = "over"  # no thinking follows
 
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """The marks around the thinking of a family.
+    """The marks around the thinking of a model family.
 
     Attributes:
         family: name of the family, for the plan and for messages.

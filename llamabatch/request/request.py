@@ -47,7 +47,7 @@ class Request:
         media: the pictures and sounds of the prompt, in order.
         media_runs: the runs of prompt_token_ids that represent the media, in order.
         make_parser: makes the parser of a continuation, from this request and the continuation's index; None: the text
-            is not parsed. The engine does not use it.
+            is not parsed. The engine never calls make_parser.
     """
 
     request_id: str
@@ -91,14 +91,14 @@ class Request:
 
     @property
     def follows_reasoning(self) -> bool:
-        """True if the engine must follow the thinking, because it has a budget or a form applies after it."""
+        """True if the engine must follow the thinking, because the thinking has a budget or precedes a form."""
         params = self.params
         binds = params.structure is not None and not params.structure.in_reasoning
         return self.reasoning is not None and (binds or params.thinking_token_budget is not None)
 
     @property
     def expected_tokens(self) -> int:
-        """The most tokens that the request may occupy, as a measure of load. max_tokens of None counts as 256."""
+        """The most prompt and output tokens of the request, as a measure of load. max_tokens of None counts as 256."""
         output = self.params.n_copies * (self.params.max_tokens or 256)
         return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
 

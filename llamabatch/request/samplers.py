@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 
 class _Sampler(NamedTuple):
-    """A sampler.
+    """The names of a sampler, and the values that switch it off.
 
     Attributes:
         letter: its letter in llama-server's --sampler-seq.
         off: fields of SamplingParams, with the values that switch the sampler off.
         others: other names of the sampler.
-        is_off_below: lower values also switch the sampler off.
+        is_off_below: values below those in `off` also switch the sampler off.
     """
 
     letter: str
@@ -23,7 +23,7 @@ class _Sampler(NamedTuple):
     is_off_below: bool = False
 
 
-# In llama.cpp's order (common/common.h). Infill is only in chains that name it.
+# The samplers in llama.cpp's order (common/common.h). Infill is only in chains that name it.
 _SAMPLERS = {
     "penalties": _Sampler("e", {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
     "dry": _Sampler("d", {"dry_multiplier": 0.0}),
@@ -43,7 +43,7 @@ _CANONICAL = {other: name for name, each in _SAMPLERS.items() for other in (name
 
 
 def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Returns the samplers of a chain in its order, by the keys of _SAMPLERS; and the unknown names, each once.
+    """Returns the samplers of a chain as keys of _SAMPLERS, in the order of the chain, and each unknown name once.
 
     Args:
         names: names of samplers, or their letters.

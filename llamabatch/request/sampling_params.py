@@ -15,11 +15,11 @@ from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, number, pairs, show, string
 
-MAX_CHARS = 256  # the most characters of a stop string, a bad word or a breaker
+MAX_CHARS = 256  # the most characters of a stop string, a bad word or a DRY breaker
 MAX_BIASES = 1024
 MAX_PROCESSORS = 64
 MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses ids that its model does not have
-MAX_N = 256  # copies of one prompt
+MAX_N = 256  # the most continuations of one prompt
 MAX_LOGPROBS = 1024
 MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 64
@@ -124,7 +124,7 @@ class SamplingParams:
             the entropy; 0: off.
         samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
             "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
-            "edskypmxti". Samplers without a name here do nothing. A repeated name applies again. "infill" is
+            "edskypmxti". A sampler that is not listed does nothing. A repeated name applies again. "infill" is
             for code in a gap: it ends the text early, and merges two tokens if the text of one begins with the text of
             the other. None: all but infill, in llama.cpp's order. Mirostat ignores the order.
         seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone: other requests, retries and
@@ -152,17 +152,17 @@ class SamplingParams:
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …}, {"choice":
             [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}, {"structural_tag": free
-            text with such parts, as in vLLM}; or OpenAI's response_format. A text that ends with "stop" has this form,
-            unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with thinking, the form
-            applies to the text after the thinking; {"enable_in_reasoning": True} beside the form applies it from the
-            first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos, because the form
-            alone decides which token may end the text.
+            text around parts with a form, as in vLLM}; or OpenAI's response_format. A text with finish_reason "stop"
+            has this form, unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with
+            thinking, the form applies to the text after the thinking; {"enable_in_reasoning": True} beside the form
+            applies it from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos,
+            because the form alone decides which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token, ahead of all samplers. logits is a
             copy of the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception
             in f ends the request with an error. Not available if the engine is in a child process.
         priority: a waiting request with a lower number enters first, as in vLLM.
         background: the request uses only batch rows that other requests leave free.
-        deadline_s: number of seconds after its arrival when the request ends with an error; None: never.
+        deadline_s: the request ends with an error this many seconds after its arrival; None: never.
         overflow: the action when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
             "truncate": a prompt above n_ctx loses its beginning, and a conversation its oldest turns; "shift": the
             oldest tokens are dropped, and the output continues.
@@ -171,16 +171,16 @@ class SamplingParams:
         truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as
             overflow="truncate"; None: all.
         thinking_token_budget: number of thinking tokens after which the engine ends the thinking with the text of the
-            model's family; 0: at its beginning; None: the model decides. For models of a known family
+            model's family; 0: as soon as it begins; None: the model decides. For models of a known family
             (LLM.plan.reasoning), or with reasoning_tags.
         skip_reading_prefix_cache: compute the whole prompt, even if other requests have computed its beginning. The
-            continuations of one request still share it.
+            continuations of one request still share the prompt's cells.
         cache_salt: only requests with the same salt share cells of prompts. The time to first token then reveals
             nothing about other tenants' prompts. 1 to 256 characters; None: shared among requests without a salt.
         post_sampling_probs: logprobs of output tokens come from the distribution that a token is drawn from, after
             logit_bias, penalties, masks, temperature and all samplers, instead of the model's own. Tokens that cannot
-            be drawn are not among the likeliest. Such a token has -9999 if it was asked for by id, or written to end
-            the thinking. Such requests get no speculative tokens.
+            be drawn are not among the likeliest. Such a token has the logprob -9999 if logprob_token_ids names it, or
+            if the engine writes it to end the thinking. A request with this option gets no speculative tokens.
     """
 
     n: int = 1
@@ -237,7 +237,7 @@ class SamplingParams:
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
-        # defaults are valid, and checking all of them takes longer than the rest of a request with few fields
+        # defaults need no check, and to check them would take longer than all other work for a request with few fields
         given = {name: value for name, value in vars(self).items() if value is not _DEFAULTS.get(name, _UNKNOWN)}
         for name, (least, most) in NUMBERS.items():
             if name in given and (given[name] is not None or name not in OPEN):
@@ -385,7 +385,7 @@ class SamplingParams:
 
 
 def _or_none(name: str) -> str:
-    """Returns the words of an error that allow None for a field; "" if None is not allowed."""
+    """Returns the end of an error message, which says that a field may be None; "" if None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
     return ", or None" if name in OPEN or name in OPTIONAL_INTEGERS else ""
@@ -401,7 +401,7 @@ def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> 
 
     Args:
         most: the largest number of strings.
-        to_tokens: True: half a surrogate pair is also refused.
+        to_tokens: True: the strings are tokenized later, so half a surrogate pair is also refused.
     """
     if given is None:
         return ()

@@ -101,7 +101,7 @@ class _Class:
         return [(code, code)]
 
     def _code(self, kind: str) -> int:
-        """Reads the rest of an escape after its letter. Returns the code point of its character."""
+        """Reads the rest of an escape after its letter. Returns the code point of the escaped character."""
         text = ""
         if kind in _HEX_DIGITS and self._pattern.startswith("{", self._at):
             text, _, _ = self._pattern[self._at + 1 :].partition("}")

@@ -28,7 +28,7 @@ class Sequence:
         num_computed: number of token_ids that are computed.
         num_discarded: number of token_ids that have lost their cells; positions of later tokens are lower by this
             number.
-        least_cut: the least number of tokens to which the cells can be cut: a sliding window has no older cells.
+        least_cut: the fewest tokens to which the cells can be cut. A restored sliding window has no older cells.
         slot: seq id in the KV cache; None while the sequence waits.
         number: number of the request in the order of arrival at the scheduler.
         family: (most expected tokens, lowest `number`) of the requests that arrived together and begin alike.
@@ -38,8 +38,8 @@ class Sequence:
         shifts: True: a full slot drops its oldest tokens (overflow="shift").
         logprobs: the logprobs that the request asks for; None: it asks for no logprobs.
         num_cached: number of prompt tokens whose cells were copied when the sequence first began to compute.
-        shared_from: `number` of the first of the sequences that have copied cells from one another; None: the sequence
-            has not copied cells of a running sequence.
+        shared_from: `number` of the running sequence whose cells were copied, directly or through other sequences;
+            None: no cells were copied from a running sequence.
         not_held: the parts of the requested form that are not enforced.
         last_token_s: time.perf_counter() of the last output token.
         media_runs: the runs of the prompt that represent pictures and sounds.
@@ -54,7 +54,7 @@ class Sequence:
         self.num_cached = 0
         self.least_cut = 0
         self.shared_from: int | None = None
-        self._began = False  # the sequence has had cells
+        self._began = False  # True: the sequence has had cells
         self.slot: int | None = None
         self.number: int | None = None
         self.family = (request.expected_tokens, 0)
@@ -67,7 +67,7 @@ class Sequence:
         self.error: str | None = None
         self.scores = request.score_from is not None
         if self.scores:
-            self.token_ids.pop()  # the last token is not computed: the row before it has its logprob
+            self.token_ids.pop()  # the last token is not computed; the row of the token before gives its logprob
         self.logprobs = LogprobRecord.of_request(
             request.params,
             request.prompt_token_ids,
@@ -108,7 +108,7 @@ class Sequence:
 
     @property
     def most_cells(self) -> int:
-        """The upper bound of the cells that the sequence may use."""
+        """The most cells that the sequence may use."""
         return min(self._num_prompt + self._max_output - 1, self._n_ctx)
 
     @property
@@ -142,7 +142,7 @@ class Sequence:
 
     @property
     def most_shared(self) -> int:
-        """The number of leading tokens whose cells may be copied. The last token must be computed, to get its row."""
+        """The most leading tokens whose cells this sequence may copy. Its last token must be computed, to get a row."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
@@ -159,16 +159,16 @@ class Sequence:
         return turns[-1] if turns else end
 
     def whole(self, count: int) -> int:
-        """Returns `count`, or fewer leading tokens if `count` splits a picture or sound: parts are not shared."""
+        """Returns `count`, or the start of the media run that `count` would split. Parts of a run are not shared."""
         for run in self.media_runs:
             if run.start < count < run.end:
                 return run.start
         return count
 
     def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
-        """Returns the number of next tokens, up to `count`, that one call can compute, and their run; None for text.
+        """Returns the number of tokens for the next call, and their media run; None for text.
 
-        One call computes the whole rest of a run that is not causal, even if it is longer than `count`.
+        The number is at most `count`, except that one call must compute the whole rest of a run that is not causal.
         """
         at = self.num_computed
         for run in self.media_runs:

@@ -1,6 +1,6 @@
-"""Converts a structural_tag to Lark: free text with parts that have a form and begin with triggers.
+"""Converts a structural_tag to Lark. A structural_tag is free text with parts that have a form and begin with triggers.
 
-Its notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
+The notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
 xgrammar reads it. Free text becomes a lexeme that ends at the first trigger (a lazy lexeme of llguidance). The schema
 of a part applies only after its trigger.
 """
@@ -47,7 +47,7 @@ def to_lark(text: str, split: Split) -> str:
         SamplingError: the text is not a structural tag, or has a format that is not supported.
     """
     document = _object("structural_tag", json.loads(text))
-    document = document.get("structural_tag", document)  # some clients wrap it in one more object
+    document = document.get("structural_tag", document)  # some clients wrap the tag in one more object
     is_older = "structures" in document
     top = _from_structures(document) if is_older else _object("format of structural_tag", document.get("format"))
     lark = _Lark(split)
@@ -65,8 +65,8 @@ def _from_structures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Lark:
-    """The rules of one grammar. Each format becomes an expression together with the text after it, because the
-    expression of free text depends on its end."""
+    """The rules of one grammar. A format and the text after the format become one expression, because the
+    expression of free text depends on the text that ends it."""
 
     def __init__(self, split: Split) -> None:
         self.rules: list[str] = []

@@ -19,10 +19,10 @@ from llamabatch.utils.checks import boolean, half_character, items, mapping, nea
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes from a conversation's tools; callers cannot name it
 IN_REASONING = "enable_in_reasoning"
-LENIENT = "lenient"  # key beside "json": outputs list keywords that no grammar can enforce, instead of an error
+LENIENT = "lenient"  # key beside "json"; True: keywords that no grammar can enforce are left out, not refused
 ANY_OBJECT = '{"type": "object"}'
 
-CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error of a too costly grammar
+CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error for a too costly grammar
 _MOST_NAMED = 1000  # the most parts in not_held
 _MOST_KEPT = 16  # number of checked structures in the cache
 _KEYS = (*KINDS, "json_object")

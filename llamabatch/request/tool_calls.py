@@ -11,8 +11,8 @@ NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs use for a text 
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call by name; {} for an empty text. A text that is not a JSON object, as after a cut,
-    becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
+    """Returns the arguments of a call by name; {} for an empty text. A text that is not a JSON object (a cut text, for
+    example) becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
     if not arguments.strip():
         return {}
     try:
@@ -27,11 +27,11 @@ class ToolCall:
     """A call of one of the tools.
 
     Attributes:
-        id: the message with the call's result names this id; the same for the same prompt, seed and place.
+        id: the message with the call's result names this id. Equal prompt, seed and place give an equal id.
         name: name of the function.
         arguments: JSON text of an object, as the model wrote it; incomplete if the output was cut, invalid if the model
             made an error.
-        text_offset: number of characters of the answer's text before the call; None: all. Not compared.
+        text_offset: number of characters of the answer's text before the call; None: all. Ignored in comparisons.
     """
 
     id: str

@@ -25,16 +25,16 @@ class TokenSource(Protocol):
 
 
 class Vocab:
-    """The vocabulary of a model. len() counts its tokens; iteration yields them as the vocabulary writes them, in
-    the order of their ids.
+    """The vocabulary of a model. len() counts its tokens; iteration yields the tokens in the vocabulary's form, by
+    rising id.
 
     The vocabulary's form of a token is not its text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
     text. This process has the vocabulary even if the engine is in a child process. After close(), methods raise
     EngineClosedError, except for data that they have already read.
 
     Attributes:
-        special_ids: ids of the special tokens that the model names, by llama.cpp's names: "bos", "eos", "eot", "sep",
-            "nl", "pad", "mask", "fim_pre" and so on.
+        special_ids: llama.cpp's name of a special token -> its id, for the special tokens that the model has: "bos",
+            "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre" and so on.
         source: the model that the vocabulary is read from.
     """
 

@@ -76,7 +76,7 @@ class FilledParams(SamplingParams):
 
 
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
-    """Returns a copy in which fields that are None have the values of `defaults`, a mapping with all names of OPEN."""
+    """Returns a copy. Fields that are None get the values of `defaults`, a mapping with all names of OPEN."""
     filled = FilledParams.__new__(FilledParams)
     filled.__dict__.update(vars(params))  # the constructor would check long lists again
     for name in OPEN:
@@ -104,7 +104,7 @@ def _other_order(params: FilledParams) -> tuple[str, ...] | None:
 
 
 def defaults_of(metadata: Mapping[str, str]) -> Defaults:
-    """Returns the defaults of a GGUF with this metadata. An impossible value is left out, with a warning."""
+    """Returns the defaults of a GGUF with this metadata. Warns of impossible values, and uses llama.cpp's instead."""
     found = dict(DEFAULTS)
     for name, key in _KEYS.items():
         if key not in metadata:
@@ -112,7 +112,7 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
         try:
             value = float(metadata[key])
             if name in ("temperature", "top_k"):
-                value = max(value, 0.0)  # in llama.cpp a negative value means greedy, or no top_k
+                value = max(value, 0.0)  # in llama.cpp a negative temperature means greedy, a negative top_k no limit
             found[name] = int(value) if name in _WHOLE else value
             SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
         except (ValueError, OverflowError) as error:  # SamplingError is a ValueError

@@ -1,8 +1,8 @@
 """DryPenalty: the length of the repeated run that each token would extend if it came next. Pure Python.
 
 The rules are those of llama.cpp's sampler (llama_sampler_init_dry). That sampler reads the whole window for each token.
-Here the work for one more token is small: repeated runs can only end at earlier places of the last token, and each run
-is one token longer than the run that ended one place before.
+Here a new token takes little work, because repeated runs can only end at earlier places of the last token. Each of
+these runs is one token longer than the run that ended one place before.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _MAX_BREAKER_BYTES = 40
-_MAX_TAIL = 20  # tokens
+_MAX_TAIL = 20  # the most tokens of a breaker after its first token
 
 Tails = Mapping[int, frozenset[tuple[int, ...]]]
 
 
 class DryPenalty:
-    """The repeated runs in the text of one sequence. They depend only on its tokens.
+    """The repeated runs in the text of one sequence. The runs depend only on the sequence's tokens.
 
     Args:
         tails: the sequence breakers, as returned by breaker_tokens. No run may cross a breaker.
@@ -32,7 +32,7 @@ class DryPenalty:
         self._window = window
         self._tokens: list[int] = []
         self._places: dict[int, deque[int]] = {}  # token -> its places in the window
-        self._runs: dict[int, int] = {}  # earlier place of the last token -> number of equal tokens before both places
+        self._runs: dict[int, int] = {}  # earlier place of the last token -> length of the run that ends there
         self._break = (-1, -1)  # places of the first and last token of the last breaker
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class DryPenalty:
         return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
 
     def lengths(self) -> dict[int, int]:
-        """Returns token -> length of the repeated run that the token would extend, if at least `shortest` tokens."""
+        """Returns token -> length of the repeated run that the token would extend, for runs of at least `shortest`."""
         n = len(self._tokens)
         seen = n if self._window < 0 else min(n, self._window)
         head, end = self._break
@@ -84,7 +84,7 @@ class DryPenalty:
             if length >= self._shortest:
                 token_id = self._tokens[place + 1]
                 if token_id < 0:
-                    continue  # the id of a picture's cell
+                    continue  # a cell of a picture, not a token
                 if length > longest.get(token_id, 0) and () not in self._tails.get(token_id, ()):
                     longest[token_id] = length
         return longest
@@ -93,7 +93,7 @@ class DryPenalty:
 def breaker_tokens(
     breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
 ) -> Tails:
-    """Returns the spellings of all breakers: the first token -> the following tokens, possibly none.
+    """Returns the spellings of all breakers: first token -> tuples of the tokens after it, () for a single token.
 
     Args:
         token_bytes: returns the text of a token id, or the name of a special token.

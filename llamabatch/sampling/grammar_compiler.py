@@ -37,13 +37,13 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 KEPT = 64  # number of compiled or refused grammars that are kept
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
 _MOST_LEFT_OUT = 8  # the most functions of one request that may be left out because of their schemas
-_REMEMBER_BAD_S = 60.0  # seconds after which a refused grammar is tried again: the machine may be less busy
-MOST_SECONDS = 1.5  # CPU time to try a grammar out; most need 1 to 20 ms
-_PATIENCE_S = 30.0  # the longest wait for an answer of the compiler's process
-_STACK = 16 * 2**20  # bytes, several times the stack of the trial
+_REMEMBER_BAD_S = 60.0  # seconds until a refused grammar may be tried again: the machine may be less busy then
+MOST_SECONDS = 1.5  # the most CPU time to try a grammar out; most grammars need 1 to 20 ms
+_PATIENCE_S = 30.0  # the longest wait for an answer of the trial's process
+_STACK = 16 * 2**20  # stack of the thread that compiles, in bytes; several times the trial's stack
 _TEXTS = 4096  # forced texts that are kept with their tokens: a schema forces the same names often
-_YIELD_EVERY = 512  # tokens, about 1 ms
-# the trial runs as a file, because importing the rest of the package takes longer
+_YIELD_EVERY = 512  # tokens that are read (in about 1 ms) before other threads may run
+# This program runs grammar_sandbox.py without the rest of the package, because importing the package takes longer.
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
 
@@ -57,7 +57,7 @@ class GrammarModel(Tokenizer, Protocol):
 
 
 class Grammars:
-    """The grammars of one model. Safe to call from any thread. The first request starts the process and the thread.
+    """The grammars of one model. Safe to call from any thread. The first request starts the trial and the thread.
 
     Args:
         model: must stay open until `close`.
@@ -79,18 +79,18 @@ class Grammars:
         self._closed = False
 
     def compile(self, structure: Structure) -> Future[Compiled]:
-        """Returns the future of a compiled grammar; its SamplingError names the fault. Raises EngineClosedError after
-        close()."""
+        """Returns the future of a compiled grammar. The future of a bad grammar raises SamplingError. Raises
+        EngineClosedError after close()."""
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """Returns the future of the grammar in llguidance's form, after the trial alone. Errors are as for `compile`.
-        For processes without an engine, because no grammar can crash them here."""
+        """Returns the future of the grammar in llguidance's form after its trial. Errors are as for `compile`. A
+        process without an engine can call this method, because a grammar that is only tried cannot crash it."""
         return self._future(self._tried, structure, self._try_out)
 
     def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """Returns the future of a structure's grammar. Starts the work if there is no future or a stale one."""
-        structure = structure._replace(in_reasoning=False)  # does not change the grammar
+        """Returns the future of a structure's grammar. Starts the work if there is no future, or if it is stale."""
+        structure = structure._replace(in_reasoning=False)  # the grammar does not depend on in_reasoning
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the model is closed")
@@ -117,7 +117,7 @@ class Grammars:
         self._known.clear()
         self._tried.clear()
         self._facts = self._read = None
-        self._vocabulary = None  # the garbage collector does not see that it refers to the model
+        self._vocabulary = None  # the garbage collector does not see that this object refers to the model
 
     def _compile(self, structure: Structure) -> Compiled:
         with _errors_of(structure):
@@ -160,7 +160,7 @@ class Grammars:
                 left_out.append(rest[1])
 
     def _faulty_line(self, structure: Structure, tried: Structure) -> int:
-        """Returns the line of the first function that the trial refuses even alone; 0 if there is none."""
+        """Returns the line of the first function that is refused when it is tried alone; 0 if there is none."""
         for line, alone in each_call(tried.text):
             try:
                 self._trial.run(structure, tried._replace(text=alone))
@@ -277,7 +277,7 @@ class _RefusedError(SamplingError):
 
 
 class Trial:
-    """A process that tries grammars out. The first grammar starts it. It starts again after a grammar has killed it.
+    """A process that tries grammars out. A grammar starts the process if it does not run.
 
     Args:
         names: names of the model's special tokens. The list must be complete before the first run().
@@ -287,12 +287,12 @@ class Trial:
         self._names = names
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_late = False  # the last grammar took too long
+        self._is_late = False  # True: the last grammar took too long
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
-        """Returns `tried` in llguidance's form. `structure`: the form that the caller gave, for errors. Raises
-        SamplingError if the grammar is bad or needs more time or memory than the process allows."""
+        """Returns `tried` in llguidance's form. Raises SamplingError if the grammar is bad or needs more time or memory
+        than the process allows. The error names the kind of `structure`, which the caller gave."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -312,7 +312,7 @@ class Trial:
         return grammar
 
     def close(self) -> None:
-        """Ends the process and allows no other. A grammar that is being tried gets no answer."""
+        """Ends the process for good. A grammar that is being tried gets no answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -394,12 +394,12 @@ def _is_stale(future: Future[Any], age_s: float) -> bool:
     if not future.done():
         return False
     if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
-        return True  # the next request may have descriptors and memory again
+        return True  # tried again: descriptors and memory may be free now
     return age_s > _REMEMBER_BAD_S if future.exception() is not None else getattr(future.result(), "spent", False)
 
 
 def _is_foreign(structure: Structure) -> bool:
-    """Returns True if the grammar may be hostile. Lists of words and the schema of any object are harmless."""
+    """Returns True if the grammar may be hostile. Lists of words and the schema for any object are harmless."""
     return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
 
 

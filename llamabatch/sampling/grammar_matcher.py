@@ -17,8 +17,8 @@ from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
 from llamabatch.sampling.token_masks import Bitmask, all_but, allow, n_words
 
-_MOST_SECONDS = 0.02  # the most CPU time to compile a grammar within a step
-_FEW = 4  # rows; for fewer, one thread is faster than several: a mask takes 5 to 50 us
+_MOST_SECONDS = 0.02  # the most CPU time within a step to make a new lexer
+_FEW = 4  # for fewer masks, one thread is faster than several: a mask takes 5 to 50 us
 
 
 class VocabularyFacts:
@@ -50,16 +50,16 @@ class VocabularyFacts:
 class Compiled:
     """A grammar compiled for a vocabulary. Any number of sequences can use it.
 
-    The sequences share the states that the lexer has computed. Computing them is most of the work. Their number is
-    limited. A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
+    The sequences share the lexer's states. To compute states is most of the work, and the number of states is limited.
+    A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
 
     Args:
-        make: returns a new LLMatcher at its beginning.
+        make: returns a new LLMatcher at the beginning of the grammar.
         vocabulary: only needed if the grammar applies after thinking.
         left_out: functions that the model cannot call because their schemas are not supported: "function 'f'".
 
     Attributes:
-        first: an LLMatcher at its beginning; copies of it share its lexer.
+        first: an LLMatcher at the beginning of the grammar; its copies share its lexer.
         spent: the lexer is full and a new one takes long. The next request should compile the grammar again.
     """
 
@@ -80,8 +80,8 @@ class Compiled:
         return reason(self.first.get_error()) if self.first.is_error() else ""
 
     def own(self, full: Any) -> Any | None:
-        """Returns a matcher at its beginning with its own lexer, to replace a copy of `full`. If `full` is `first`,
-        also makes a new `first` for later sequences. Returns None if a new lexer would delay other requests."""
+        """Returns a matcher with its own lexer at the beginning of the grammar, to replace a copy of `full`. Also makes
+        a new `first` if `full` is `first`. Returns None if a new lexer would delay other requests."""
         if self._seconds > _MOST_SECONDS:
             self.spent = True
             return None
@@ -118,7 +118,7 @@ class GrammarMatcher:
         self._reasoning = reasoning
         self._begin = 0  # number of output tokens before the first one that the matcher consumed
         self._rest = b""  # last bytes of the token before _begin; the matcher consumed them first
-        self._num_consumed = 0  # number of output tokens from _begin on
+        self._num_consumed = 0  # number of consumed output tokens from _begin on
         self._gap = 0  # number of line breaks that may come before the answer
         self._extra: list[int] = []  # further allowed tokens: of the tag before thinking, or of a message's header
         self._ready = -1  # index of the output token that _row is for
@@ -192,8 +192,8 @@ class GrammarMatcher:
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
-        """Makes `row` the mask for output token `index`, until the next call. If `computes`, the grammar's mask is in
-        the row already."""
+        """Makes `row` the mask for output token `index`, which mask() then returns. If `computes`, the row already has
+        the grammar's mask."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
             row[:] = 0 if self._extra else self._facts.no_end

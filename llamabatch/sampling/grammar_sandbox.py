@@ -23,7 +23,7 @@ import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 MOST_MEMORY = 512 * 2**20  # bytes of address space; Python and the libraries need about 100 MiB
-STACK = 2 * 2**20  # bytes; less than in the threads that compile and use the grammar later
+STACK = 2 * 2**20  # bytes of stack; less than in the threads that compile and use the grammar later
 
 HAS_ALARM = sys.platform != "win32"
 
@@ -31,18 +31,18 @@ MAX_LEXER_STATES = 25_000  # a state takes 0.3 to 2 kB
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _PLACE = re.compile(r"at (\d+)\(\d+\): ")
-_TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's texts in chat/tagged_values.py
+_TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # chat/tagged_values.py writes such lines, for the texts of arguments
 _LARGEST_EXACT = 2**53
-_MOST_SHOWN = 300  # characters of a message
+_MOST_SHOWN = 300  # the most characters of a message
 
 # WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py. This program cannot import
 # them, because it starts without the rest of llamabatch.
 
-# As in llama.cpp's JSON grammars (json-schema-to-grammar). The limit stops a model that would write space forever.
+# White space in JSON, as in llama.cpp (json-schema-to-grammar). The limit stops a model that would write space forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
-# \uXXXX is not allowed, because it could write a name of the schema a second time. Control characters that need \uXXXX
-# are therefore impossible, unless the schema itself contains one: see _with_escapes.
+# Characters that may follow a backslash. \uXXXX is not allowed: it could write a name of the schema a second time.
+# Control characters that need \uXXXX are allowed only if the schema itself contains one: see _with_escapes.
 ESCAPES = 'nrbtf\\"'
 # control characters that only \uXXXX can write, and their escapes in regular expressions
 _ONLY_BY_NUMBER = re.compile(
@@ -70,21 +70,21 @@ def to_llguidance(kind: str, text: str) -> str:
     if kind == "regex":
         return matcher.grammar_from_regex(text)
     if kind == "choice":
-        # one terminal, because a rule for each word makes steps slow or exceeds the limit of rules
+        # one terminal for all words, because a rule for each word makes steps slow or exceeds the limit of rules
         words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
     text = _with_sound_schemas(text)
     if not is_lark_syntax(text):
         text = _ESCAPE.sub(_plain, text)
-    return llguidance.grammar_from("gbnf", text)  # does not change Lark
+    return llguidance.grammar_from("gbnf", text)  # returns Lark unchanged
 
 
 def _with_sound_schemas(lark: str) -> str:
-    """Checks the JSON schemas of a grammar. Returns the grammar with schemas that allow all texts in them.
-
-    Raises ValueError.
+    """Returns the grammar with JSON schemas that allow the escapes of their texts.
 
     Skips a schema that is not JSON, because llguidance refuses it with its own message.
+
+    Raises ValueError as _check_sound and _with_escapes do.
     """
     decoder = json.JSONDecoder()
     pieces, at = [], 0
@@ -171,7 +171,8 @@ def _texts(part: Any) -> Iterable[str]:
 
 
 def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
-    """Yields all values of a schema at any depth, each with True unless the value is within const or enum."""
+    """Yields the values of a schema at any depth, without default and examples. Each value comes with False within
+    const or enum, elsewhere with True."""
     left = [(schema, True)]
     while left:
         part, is_schema = left.pop()
@@ -226,7 +227,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     if kind == "tools" and not matcher.is_error():
         if line := _line_without_text(tokenizer, text):
             return {"error": "no text can match it", "line": line, "property": ""}
-        matcher.consume_tokens(matcher.compute_ff_tokens())  # the fixed beginning of a call
+        matcher.consume_tokens(matcher.compute_ff_tokens())  # the tokens that every call begins with
         matcher.compute_bitmask()
     if matcher.is_error():
         return _error(tokenizer, matcher.get_error(), text)
@@ -255,7 +256,7 @@ def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
 
 
 def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
-    """Returns the first property in a rule's JSON schema that llguidance refuses even alone; "" if there is none."""
+    """Returns the first property in a line's JSON schema that is refused when tried alone; "" if there is none."""
     found = _SCHEMA.search(lark.split("\n")[line - 1])
     if found is None:
         return ""
@@ -290,7 +291,7 @@ def ended_by_alarm(code: int) -> bool:
 
 
 def main() -> None:
-    if sys.platform != "win32":  # Windows has no such limits; only the time limit bounds the memory
+    if sys.platform != "win32":  # on Windows, only the time limit bounds the memory
         import resource
 
         with contextlib.suppress(ValueError, OSError):  # the system may not allow these limits

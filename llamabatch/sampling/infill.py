@@ -12,7 +12,7 @@ from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
 _MOST = 4096  # number of likeliest tokens that are compared for common beginnings
 _LEAST = 0.2  # tokens below this probability are dropped
-_END_COUNTS = 3  # only ends stay if this * number of tokens * share of ends > share of other tokens
+_END_COUNTS = 3  # only ends stay if 3 * number of tokens * share of ends > share of other tokens
 
 
 class Infill:
@@ -30,9 +30,9 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """Returns the ids that stay, in rising order. If tokens that end the text are likely, only these tokens
-        stay. Otherwise the likely tokens stay. If the text of a token begins with the text of another token, only the
-        likelier token stays.
+        """Returns the ids that stay, in rising order: ends (tokens that end the text) and likely other tokens. If
+        ends are likely, only ends stay. If no other token is likely, only `end`, or else the likeliest token, stays. If
+        the text of a token begins with the text of another token, only the likelier token stays.
 
         Args:
             values: logits of a whole row.
@@ -60,7 +60,7 @@ class Infill:
         order = top_of(shares, _MOST).tolist()
         texts = {place: self._bytes(int(ids[place])) for place in order}
         beginnings = {text for text in texts.values() if text}
-        begun: dict[bytes, list[int]] = defaultdict(list)  # text -> places of tokens that begin so, likeliest first
+        begun: dict[bytes, list[int]] = defaultdict(list)  # text -> places of tokens that begin with this text
         for place, text in texts.items():
             for length in range(1, len(text) + 1):
                 if text[:length] in beginnings:

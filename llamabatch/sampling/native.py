@@ -139,7 +139,7 @@ def _places() -> Iterator[tuple[Path, str]]:
     if package is not None and (package / "lib" / PATH.name).is_file():
         try:
             version = importlib.metadata.version("llamabatch-llama")
-        except importlib.metadata.PackageNotFoundError:  # the folder was copied; _load checks ABI_VERSION
+        except importlib.metadata.PackageNotFoundError:  # a copied folder has no version; _load checks ABI_VERSION
             version = __version__
         unfit = "" if version == __version__ else f"of llamabatch-llama {version}, and this is llamabatch {__version__}"
         yield package / "lib" / PATH.name, unfit

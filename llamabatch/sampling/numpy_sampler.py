@@ -43,7 +43,7 @@ class RowState(Protocol):
 
 
 def sample_row(row: Floats, state: RowState) -> int:
-    """Returns the token of one row, or NO_TOKEN. Of equal logits, the lower id counts as larger."""
+    """Returns the token of one row, or NO_TOKEN. Of equal logits, the one with the lower id counts as larger."""
     if state.params.greedy:
         values = values_of(row, state)
         return NO_TOKEN if values is None else int(values.argmax())
@@ -75,7 +75,7 @@ def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
 
 
 def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
-    """Returns the row with bias, penalties and masks, as a copy only if they change it; None if nothing can be sampled.
+    """Returns the row with bias, penalties and masks; None if nothing can be sampled. Copies the row if it changes.
 
     Args:
         penalised: False: without penalties.

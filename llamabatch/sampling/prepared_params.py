@@ -1,4 +1,4 @@
-"""PreparedParams: SamplingParams with a model's defaults, words as tokens, and masks. They make SamplerStates."""
+"""PreparedParams: SamplingParams with a model's defaults, words as tokens, and masks. Makes SamplerStates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamabatch.sampling.token_counts import token_counts
 from llamabatch.sampling.token_masks import BadWords, Bitmask, Masks, NotBefore, all_but
 from llamabatch.utils.checks import show
 
-_MOST_KEPT = 32  # a call usually has one SamplingParams for all its prompts
+_MOST_KEPT = 32  # the most PreparedParams that are kept; a call usually needs one for all its prompts
 
 
 class Vocabulary(Tokenizer, Protocol):
@@ -96,7 +96,7 @@ class PreparedParamsCache:
         return prepared
 
     def _tails_of(self, params: FilledParams) -> Tails:
-        """Returns the tails of the breakers. Keeps the last result, because a new one reads the whole vocabulary."""
+        """Returns the tails of the breakers. Keeps the last result, because finding tails reads the vocabulary."""
         if self._breakers is None or self._breakers[0] != params.breakers:
             model = self._model
             tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)

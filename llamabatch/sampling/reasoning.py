@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
 
-_KEPT = 128  # number of kept states, after the last tokens; more than the guesses of a step
+_KEPT = 128  # number of last tokens whose states are kept; more than the guesses of a step
 _MOST_PIECES = 3  # number of tokens after the budget that may complete a character
 _SPACE = b" \t\r\n"
 _MOST_HEADER = 2048  # bytes of a message's header; a longer header counts as text
@@ -227,7 +227,7 @@ class ReasoningTracker:
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens of a text as it is spelled within another text. Its special tokens are parsed."""
+    """Returns the tokens that a text has within a longer text. Names of special tokens become the special tokens."""
     tokens = model.tokenize(text, add_special=False, parse_special=True)
     if b"".join(map(model.all_bytes, tokens)) != text.encode():
         tokens = behind_break(text, model) or tokens
@@ -235,7 +235,7 @@ def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
 
 
 def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> list[int]:
-    """Returns the tokens of a text after a line break, without the line break; [] if a token has parts of both.
+    """Returns the tokens of a text behind a line break, without the break; [] if one token has the break and text.
 
     Some vocabularies add a space, but only at the start of a text.
     """

@@ -21,7 +21,7 @@ from llamabatch.scheduler.output import ScheduledSpan
 Floats = npt.NDArray[np.float32]
 
 NEVER = -9999.0  # logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
-_MANY = 64  # tokens; for more, one sort of the row is faster than a comparison for each token
+_MANY = 64  # for more tokens, one sort of the row is faster than a comparison for each token
 
 
 def sample_with_logprobs(
@@ -74,7 +74,7 @@ def accepted_logprobs(
     accepted: Sequence[tuple[int, ...]],
     n_threads: int,
 ) -> list[tuple[RowLogprobs, ...]]:
-    """Returns the logprobs of the accepted tokens of each span of a call with guesses; () if its request asks for none.
+    """Returns the logprobs of the accepted tokens of each span of a call with guesses; () if the request asks for none.
 
     Args:
         logits: the rows of all spans in order: for each span the row of its known token, then the rows of its guesses.
@@ -136,7 +136,7 @@ def row_logprobs(
 
 
 def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, others: tuple[int, ...] = ()) -> RowLogprobs:
-    """Returns the logprobs of a token, the likeliest tokens and others in the distribution that the row is drawn from.
+    """Returns logprobs of `token`, the likeliest tokens and `others` in the distribution that tokens are drawn from.
 
     Args:
         state: at the token for which the row is sampled.

@@ -121,8 +121,8 @@ class SamplerState:
             self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
-        """Returns the state `number` output tokens later, without sources of masks. Both states share the chain,
-        because only requests whose chain has no memory get guesses."""
+        """Returns the state `number` output tokens later, without sources of masks. Both states share the chain:
+        a request gets guesses only if its chain has no memory."""
         state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
         state._prepared = self.prepared
         state.chain = self.chain

@@ -31,7 +31,7 @@ _LOOKS = (512, 8192)  # numbers of tokens that typical_p sorts before it sorts a
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
-_FLOAT_MAX_LOG = 88.7228391  # log of the largest float32, a limit of dry_base ** run
+_FLOAT_MAX_LOG = 88.7228391  # log of the largest float32, which dry_base ** run must not exceed
 
 
 class Chain:
@@ -48,7 +48,7 @@ class Chain:
         self._infill = infill
         self._cuts = [name for name in _CUTS if not is_off(name, vars(params))]
         self._num_known: int | None = None  # output tokens that DRY has read; None: not even the prompt
-        self._is_torn = False  # an exception has interrupted DRY while it read tokens
+        self._is_torn = False  # True: an exception has interrupted DRY while it read tokens
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
@@ -105,7 +105,7 @@ class Chain:
             else:
                 ids = ids[self._places(name, values[ids], state)]
         left = values[ids]
-        if self._params.greedy:  # also if the chain does not name the temperature
+        if self._params.greedy:  # the chain need not name the temperature
             ids, left = ids[[left.argmax()]], left[[left.argmax()]]
         return ids, weights_of(left, left.max())
 
@@ -113,7 +113,7 @@ class Chain:
         """Divides values by the temperature, in place. Returns the ids that stay: at temperature 0 only one."""
         left = values[ids]
         temperature = dynamic_temperature(left, self._params)
-        if self._params.greedy or temperature < COLDEST:  # else two large quotients could become equal
+        if self._params.greedy or temperature < COLDEST:  # below COLDEST, clip could make two large quotients equal
             return ids[[left.argmax()]]
         values[ids] = np.clip(left.astype(np.float64) / temperature, -_FLOAT_MAX, _FLOAT_MAX)
         return ids
@@ -174,7 +174,7 @@ class Chain:
         params, first = self._params, 0
         if self._cuts[:1] == ["top_k"] and 0 < params.top_k < len(
             values
-        ):  # most requests cut first with top_k: it reads the whole row without a copy
+        ):  # most requests cut with top_k first: top_k reads the whole row without a copy
             kept: Ids = np.sort(numpy_sampler.top_of(values, params.top_k))
             first = 1
         else:

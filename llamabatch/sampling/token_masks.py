@@ -71,7 +71,7 @@ def allow(words: Bitmask, token_id: int) -> None:
 
 
 class NotBefore:
-    """Forbids tokens in the first part of the output. For min_tokens, these are the tokens that would end the text.
+    """Forbids tokens in the first part of the output: for min_tokens, the tokens that would end the text.
 
     Args:
         min_tokens: number of tokens of the first part.
@@ -97,7 +97,7 @@ class BadWords:
         runs = set(runs)
         self._always = all_but((run[0] for run in runs if len(run) == 1), n_vocab)
         self._forbids_always = any(len(run) == 1 for run in runs)
-        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by second last token: its runs
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the second last token of a run
         for *before, last in sorted(runs):
             if before:
                 self._after.setdefault(before[-1], []).append((tuple(before), last))

@@ -41,7 +41,7 @@ class TopRows:
     """
 
     def __init__(self, ids: Ids, logits: Logits) -> None:
-        # sorts int64 instead of an argsort: the id in the high 32 bits, the logit in the low 32 bits
+        # One sort of int64 replaces an argsort: the id is in the high 32 bits, the logit in the low 32 bits.
         pairs = ids.astype(np.int64) << 32 | logits.view(np.uint32)
         pairs.sort(axis=1)
         self.ids: Ids = (pairs >> 32).astype(np.int32)
@@ -56,8 +56,8 @@ class TopRows:
         return part
 
     def is_ambiguous(self, states: Sequence[SamplerState]) -> bool:
-        """Returns True if top_k keeps a token that is as likely as the least likely token here. An equally likely token
-        of a lower id may then be missing. Also True if the logits of a row are not numbers."""
+        """Returns True if top_k keeps a token that is as likely as the least likely token of its row. An equally likely
+        token of a lower id may then be missing. Also True if the logits of a row are not numbers."""
         wanted = [1 if state.params.greedy else state.params.top_k for state in states]
         n_better = (self.logits > self.logits.min(axis=1, keepdims=True)).sum(axis=1)
         return bool((n_better < wanted).any())

@@ -42,7 +42,7 @@ def accepted_tokens(
 def _sample_at_once(
     logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[int]:
-    """Samples all rows in one call, also rows after a wrong guess. Such a row costs no more than a second call."""
+    """Samples all rows in one call, also rows after a wrong guess. A second call would cost at least as much."""
     each = []
     for span, state in zip(spans, states, strict=True):
         each.append(state)

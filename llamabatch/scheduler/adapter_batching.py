@@ -81,6 +81,6 @@ class AdapterScheduler:
         return ready if len(here) == 1 else [s for s in ready if s.request.adapters == self.current]
 
     def count_step(self, calls: Iterable[Call]) -> None:
-        """Counts a step of the current set's turn. Its prompt tokens count as further steps."""
+        """Counts a step of the current turn. Each TOKENS_A_STEP prompt tokens of the step count as a further step."""
         tokens = sum(span.length for call in calls if not call.is_decode for span in call.spans)
         self._steps += 1 + tokens // TOKENS_A_STEP

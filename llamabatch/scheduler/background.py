@@ -14,19 +14,19 @@ from llamabatch.scheduler.output import Limits
 
 # A step that background sequences share is at most this many times as long as a step without them.
 MOST_LONGER = 1.1
-# One step in this many runs without background sequences, so that its duration can be measured. Until the duration is
-# known, every second step runs without them.
+# Background sequences pause in every STEPS_WITH-th step, so that the duration of a step without them can be measured.
+# Where a pass accepts any rows, they pause in every second step until this duration is known.
 STEPS_WITH = 8
 # Where a background row costs a pass of its own, this many steps lie between two shared steps. Background work then
-# lengthens fewer than 1 in 100 gaps between tokens. Until the cost is known, steps are shared more often, because
-# background rows may turn out to be cheap.
+# lengthens fewer than 1 in 100 gaps between tokens. Until the cost is known, only BACKGROUND_STEPS_UNTIL_KNOWN steps
+# lie between two shared steps, because background rows may turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119
 BACKGROUND_STEPS_UNTIL_KNOWN = 29
 # The most background prompt tokens in a shared step. The limit also applies to a step of background sequences alone,
 # if one of the last STEPS_ALONE steps had foreground ones: a request that arrives now should not wait for a long pass.
 BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
-# A token never counts as cheaper than this part of a step, whatever the measured times say.
+# A background token counts as at least this share of a step's time, even if it was measured as cheaper.
 _LEAST_COST = 0.001
 _MOST_GROWTH = 2  # the background tokens grow at most by this factor from one shared step to the next
 _ROWS_CHANGED = 0.25  # older times of steps are dropped if the foreground rows change by more than this share
@@ -46,7 +46,7 @@ class BackgroundTurn(Enum):
 class BackgroundPacer:
     """Decides which steps background sequences share with foreground ones, and how much of these steps they get.
 
-    Where a pass accepts any rows, background sequences get a few tokens in nearly all steps: as many as make a step
+    Where a pass accepts any rows, background sequences get a few tokens in nearly all steps, which then take up to
     MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own. Background sequences then share
     few steps, or most steps if their rows turn out to be cheap.
     """
@@ -108,11 +108,11 @@ class BackgroundPacer:
     def chunk(self, n_rows: int, plain_s: float | None, token_s: float | None) -> int:
         """Returns the number of background prompt tokens in a shared step.
 
+        In a turn of PREFILL, these tokens take no longer than a plain step, once `plain_s` and `token_s` are known.
+
         Args:
             n_rows: background sequences that decode in the step.
-            plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. A
-                chunk takes no longer than a step without prompt tokens, unless background sequences share nearly all
-                steps.
+            plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet.
         """
         if self._turn is BackgroundTurn.SHARE:
             return max(1, self._n_tokens - n_rows)

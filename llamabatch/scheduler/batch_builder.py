@@ -20,16 +20,16 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
 SHORT_CHUNK = 16
-# A sequence moves into a hole if it may run for this many more steps. Moving costs as much as 1 to 8 dummy rows
-# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
+# A sequence moves into a hole in the slot ids if it may run for this many more steps. A move costs as much as 1 to 15
+# dummy rows (0.5B Q8_0: a move takes 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row takes 2.3 ms).
 MIN_STEPS_TO_MOVE = 16
 
 
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """Returns one call with a row for each sequence; none without sequences. Dummy rows fill holes in the slot ids
-    where the rows are cheaper than a cut of the call.
+    """Returns one call with a row for each sequence; an empty list without sequences. Dummy rows fill holes in the
+    slot ids where the rows are cheaper than a cut of the call.
 
     Args:
         occupied: slots that contain cells. A dummy row there would widen the attention of all rows.
@@ -70,7 +70,8 @@ def prefill_calls(
     limits: Limits,
     stops: abc.Mapping[Sequence, int] = MappingProxyType({}),
 ) -> list[Call]:
-    """Returns calls with prompt chunks of `budget` tokens in all, oldest sequence first.
+    """Returns calls with prompt chunks of up to `budget` tokens in all, or more for a whole picture. The first of
+    `sequences` get their tokens first.
 
     Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several chunks,
     because the number of output rows in a call is limited.
@@ -138,11 +139,11 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
 def moves(
     sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False, min_steps: int = MIN_STEPS_TO_MOVE
 ) -> list[tuple[Sequence, int]]:
-    """Returns sequences to move, each with its new free slot. After the moves all sequences need only one pass,
-    because their slots are neighbours.
+    """Returns sequences to move, each with its new free slot. The moves bring the slots together, because
+    sequences in neighbouring slots need only one pass.
 
     Args:
-        up: the sequences in the lowest slots move up; otherwise those in the highest slots move down.
+        up: True: the sequences in the lowest slots move up. False: the sequences in the highest slots move down.
         min_steps: steps that a sequence must have left to be moved.
     """
     at = {s.slot: s for s in sequences if s.slot is not None}
@@ -182,7 +183,8 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
 
 
 def _rows_fit(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> bool:
-    """True if a call may have the output rows of these spans: one row a span, or Limits.prompt_rows if that is more."""
+    """True if a call may have the output rows of these spans: at most one for each span, or Limits.prompt_rows if that
+    is more."""
     return sum(span.prompt_rows + span.output for span in spans) <= max(limits.prompt_rows, len(spans))
 
 

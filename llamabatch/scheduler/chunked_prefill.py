@@ -15,9 +15,9 @@ from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
 # FIRST_CHUNK: tokens of the first chunk, while the cost of a token is not known. LEAST_CHUNK: the fewest tokens of any
-# chunk, because a pass over the weights costs the same for one token as for a few. Time that pays for fewer tokens is
-# saved up for a later step. On a GPU the smallest chunk has more tokens: as many as cost half a pass. MOST_SAVED is
-# large enough to save up the time for this chunk.
+# chunk, because a pass over the weights costs the same for one token as for a few. If the saved time pays for fewer
+# tokens, long prompts wait, and the time is kept for a later step. On a GPU the smallest chunk has more tokens: it
+# costs half a pass. MOST_SAVED is large enough to save up the time for this chunk.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
 # The most time that may be saved up, as a multiple of a plain step's time. A gap between two tokens is then at most
@@ -46,7 +46,7 @@ class PrefillTimes:
         self._plain: deque[float] = deque(maxlen=_LATEST)  # seconds of steps without prompt tokens
         self._token: deque[float] = deque(maxlen=_LATEST)  # seconds of a prompt token, from steps with prompt tokens
         self._rows = 0  # decoding sequences of the last step without prompt tokens
-        self.n_since_plain = 0  # steps with prompt tokens since the last one without
+        self.n_since_plain = 0  # steps with prompt tokens since the last step without prompt tokens
 
     def wants_plain(self, n_rows: int) -> bool:
         """True if the next step should have no prompt tokens, because the time of such a step is unknown or old."""
@@ -63,7 +63,7 @@ class PrefillTimes:
             self._rows, self.n_since_plain = n_rows, 0
             return
         self.n_since_plain += 1
-        if self._plain:  # at least 5 % of the step, because a chunk would seem free after delayed plain steps
+        if self._plain:  # prompts count as at least 5 % of a step: after delayed plain steps they would seem free
             cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
             self._token.append(cost / n_prompt_tokens)
 
@@ -126,12 +126,12 @@ class PrefillPacer:
         """Returns the sequences that may compute prompt tokens in this step, in order, and the most tokens in all.
 
         Args:
-            token_is_awaited: this step decodes, and a caller waits for its next token.
+            token_is_awaited: this step decodes, and a caller waits for one of its tokens.
             n_rows: sequences that decode in this step.
             takes_long: long prompts may get a chunk while a token is awaited.
-            is_streamed: the answer of a decoding sequence is read token by token. If all answers are read whole, nobody
-                sees a gap between two tokens. Answers then end earlier if prompts are computed soon, because later
-                steps have more rows.
+            is_streamed: the answer of a decoding sequence is read token by token. Otherwise nobody sees a gap between
+                two tokens, so prompts get the whole prefill_budget. Later steps then have more rows, and answers end
+                earlier.
         """
         self._n_long = 0
         most_short = max(SHORT, self._costs.pass_in_rows(SHORT))
@@ -145,7 +145,7 @@ class PrefillPacer:
             return [*short, *long], most
         if not long or not takes_long:
             return short, most
-        if self.times.wants_plain(n_rows):  # if short prompts keep coming, they skip one step for the measurement
+        if self.times.wants_plain(n_rows):  # short prompts also wait if a plain step is long overdue
             return [] if self.times.n_since_plain >= 2 * STEPS_BETWEEN_PLAIN else short, most
         chunk = self._affordable_chunk()
         if chunk < self._least_chunk:

@@ -9,8 +9,8 @@ from llamabatch.utils.histogram import Tally
 
 
 class SequenceCounters:
-    """Counts of tokens and histograms of durations. The engine's thread counts; another thread that reads during a step
-    sees a part of the step.
+    """Counts of tokens and histograms of durations. Only the engine's thread counts. Counts that another thread reads
+    during a step include only a part of the step.
 
     Most rows of a step continue a sequence whose last token came in the step before. All these rows have the same gap,
     so the histogram is updated once for all of them.
@@ -26,7 +26,7 @@ class SequenceCounters:
         self._ttft = Tally()
         self._inter_token = Tally()
         self._last_step_s: float | None = None  # when the last step's tokens were known
-        self._n_gaps = 0  # rows of this step whose last token came with the last step
+        self._n_gaps = 0  # rows of this step whose previous token came in the previous step
 
     def count_admission(self, sequence: Sequence, now: float) -> None:
         """Counts a sequence that has got its first slot."""

@@ -72,7 +72,7 @@ def deadline_message(request: Request, now: float, where: str) -> str:
     """Returns the error of a request that missed its deadline.
 
     Args:
-        where: end of the message: how far the request had come.
+        where: end of the message, which says how far the request had come.
     """
     after = now - request.arrival_s
     return f"{DEADLINE_EXCEEDED}deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -17,16 +17,16 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, comm
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 from llamabatch.scheduler.step_costs import StepCosts
 
-# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms
-# with 4,096, and 770 tokens/s). Cached cells move to another slot if they are expected to save more tokens than this.
+# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: a copy takes 6 ms with slots of 512
+# cells, 15 to 35 ms with 4,096; a token takes 1.3 ms). Cached cells move to another slot if they are expected to save
+# at least this many tokens.
 COPY_IN_TOKENS = 16
 # The most tokens that a template writes behind the last turn, to open the model's answer.
 MOST_OPENING = 32
 # The chance that a prefix is used again, assumed before any use is counted: one in eight.
 _FIRST_USES = (1, 8)
-# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. The counts are
-# larger than in _FIRST_USES, so that this chance changes more slowly: the first turns of many chats come before any of
-# their next turns.
+# The chance that the text of a kept prefix is continued, assumed before any use is counted. The counts are larger than
+# in _FIRST_USES, so that this chance changes more slowly: many chats may begin before any of them goes on.
 _FIRST_CONTINUED = (4, 32)
 _REMEMBERED = 256  # at this many prefixes, a chance's two counts are halved
 
@@ -39,7 +39,7 @@ class CachedPrefix:
         token_ids: the tokens of the sequence; the first `count` of them have cells.
         n_prompt: how many of the `count` tokens belong to the prompt.
         least_cut: the cells cannot be cut to fewer tokens; see Sequence.
-        n_computed: how many of the `count` tokens the sequence computed; it found the cells of the other tokens.
+        n_computed: how many of the `count` tokens the sequence computed; it began with the cells of the other tokens.
         key: only requests with this key may use the cells.
         used: number of the last use of the cells; later uses have higher numbers.
     """
@@ -60,8 +60,8 @@ class Placement:
     Attributes:
         peers: leased slots of the sequences that share passes with the new one; None: all leased slots.
         from_top: True: the search begins at the highest slot, because background sequences use the highest slots.
-        neighbours: the sequence gets the free slot nearest to these, or the highest free slot if the list is empty;
-            None: neighbours do not count.
+        neighbours: slots. The sequence gets the free slot nearest to any of them, or the highest free slot if the list
+            is empty; None: neighbours do not count.
     """
 
     peers: abc.Sequence[int] | None = None
@@ -94,7 +94,7 @@ class KVCacheManager:
         self._n_continued, self._n_kept = _FIRST_CONTINUED
         self.on_loss: Callable[[int, CachedPrefix, int], None] | None = None
         self._unsettled: set[int] = set()  # slots that get other cells in this step
-        # slot -> the slot that had its cells before this step. The runner saves states before it moves cells.
+        # slot with moved cells -> the slot that had these cells before. Saves read the old slot, before the cells move.
         self._origins: dict[int, int] = {}
         self._copies: list[PrefixCopy] = []
         self._cuts: dict[int, int] = {}  # slot -> tokens that stay
@@ -118,13 +118,13 @@ class KVCacheManager:
             shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
-            rank = (shared, -cached.count, slot)  # of two slots that save as many tokens, the one with fewer cells wins
+            rank = (shared, -cached.count, slot)  # if two slots save equally many, the one with fewer cells wins
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
 
     def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
-        """Returns the slot that caches exactly these tokens under the plain key, or None."""
+        """Returns the slot that caches exactly these tokens, without adapters and cache_salt; None: no slot does."""
         wanted = list(token_ids)
         for slot, cached in self.cached.items():
             if cached.count == len(wanted) and cached.key == PLAIN and list(cached.token_ids[: cached.count]) == wanted:
@@ -181,8 +181,8 @@ class KVCacheManager:
     def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
         """Leases a slot for a sequence that begins with the first `count` tokens cached in the free slot `slot`.
 
-        `slot` itself is leased, unless the rest of its cells may be of use and a slot of less value is free. Then the
-        tokens are copied to the other slot.
+        If the rest of the cached cells may be of use and a slot of less value is free, another slot is leased
+        and gets a copy of the tokens. Otherwise `slot` itself is leased.
         """
         cached = self.cached[slot]
         self._uses += 1
@@ -243,7 +243,8 @@ class KVCacheManager:
         return min(1.0, self._n_continued / self._n_kept)
 
     def expected_saving(self, slot: int) -> float:
-        """Returns the tokens that cells cached in a slot will save: their number times the share of reused prefixes."""
+        """Returns how many tokens the cells cached in a slot will save: their number times the share of reused
+        prefixes."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
 
@@ -371,7 +372,7 @@ class SlotPool:
         heapq.heappush(self._free, slot)
 
     def check_integrity(self) -> None:
-        """Raises ValueError unless every id is either free or leased, once."""
+        """Raises ValueError unless each id is listed exactly once, as free or as leased."""
         ids = sorted([*self._free, *self._leased])
         if ids != list(range(self.n_slots)):
             raise ValueError(f"slots leaked or doubled: free {sorted(self._free)}, leased {sorted(self._leased)}")

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from llamabatch.request.sequence import Sequence
 
 # Runs of up to this many last tokens are looked up, the longest first. A run of one token guesses badly in long texts,
-# but a bad guess costs nothing until it is computed: spec_decode.py weighs each draft by the gain of earlier ones.
+# but a bad guess costs nothing until it is computed. spec_decode.py weighs each draft by the gain of earlier drafts.
 LONGEST_RUN = 3
 
 
@@ -35,7 +35,7 @@ class NgramProposer:
 
 
 class RunIndex:
-    """Index of one text: for each run of 1 to LONGEST_RUN tokens, the place of the token that followed it last.
+    """Index of one text: for each run of 1 to LONGEST_RUN tokens, the place of the token that last followed the run.
 
     A token adds at most LONGEST_RUN entries. A step of a long text therefore costs as much as a step of a short text.
     """
@@ -54,7 +54,7 @@ class RunIndex:
                 found = list(token_ids[place : place + n])
                 if min(found) < 0:  # a negative id is a picture, which cannot be guessed
                     return found[: next(at for at, token_id in enumerate(found) if token_id < 0)]
-                # the found tokens reach the end of the text, so the guess is that they repeat
+                # if the text ends before n tokens are found, the found tokens are repeated
                 for at in range(n - len(found)):
                     found.append(found[at])
                 return found

@@ -24,13 +24,13 @@ class ScheduledSpan(NamedTuple):
 
     Attributes:
         output: the row of the last token is sampled.
-        draft: guessed tokens in a verify call, else None. The one pending token comes first, then the guesses, then
+        draft: guessed tokens in a verify call, else None. The span has one pending token, then the guesses, then
             padding up to `length`. The rows of the pending token and of the guesses are output rows.
         shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some
             tokens.
         prompt_rows: how many rows are read for logprobs of the prompt: the rows just before the sampled row, or the
             last rows if `output` is False.
-        media: the run of a picture that the tokens belong to; None: the tokens are text.
+        media: the media run of which the tokens are a part; None: the tokens are text.
     """
 
     sequence: Sequence
@@ -81,8 +81,8 @@ class Call:
 
     Attributes:
         dummy_slots: the slots of dummy rows, rising.
-        n_guesses: in a verify call, the number of rows of each span behind its known token; 0 in other calls. With
-            Limits.packs_any, spans may have fewer. Without it, each slot in dummy_slots has as many rows as a span.
+        n_guesses: in a verify call, the most rows of a span behind its known token; 0 in other calls. Without
+            Limits.packs_any, all spans have this many, and a dummy slot has as many rows as a span.
         dummy_starts: how many tokens each of dummy_slots contains before and after the call; (): all slots are empty.
         is_padded: dummy rows are also output rows, so that the call has the shape of a call without dummy rows; see
             RowLadder.
@@ -106,7 +106,7 @@ class Call:
 
     @property
     def media(self) -> MediaRun | None:
-        """The run of a picture that the only span belongs to; None: the tokens are text."""
+        """The media run of the only span; None: the tokens are text."""
         return self.spans[0].media
 
     @cached_property
@@ -143,8 +143,8 @@ class Shift:
 
 @dataclass(frozen=True)
 class Save:
-    """A save: the model runner copies the state of slot `slot` to `prefix.state`, if the slot contains just the tokens
-    of `prefix`. If cells can be cut, the runner first cuts off extra cells, because the slot is about to be emptied.
+    """A save: the model runner copies the state of slot `slot` to `prefix.state`. A slot with more tokens than
+    `prefix` is about to be emptied, so the runner first cuts the extra tokens off. If it cannot, nothing is saved.
 
     Attributes:
         make_room: PrefixStore.make_room, called with the size of the state in bytes before the state is copied.
@@ -251,12 +251,12 @@ class Limits:
         can_pad: dummy rows are harmless. With recurrent state they are not.
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
-        prompt_rows: the most output rows (rows of logits) of a call in which one sequence has several.
+        prompt_rows: the most output rows of a call in which a sequence has more than one.
         is_ragged: a pass accepts any slots, with any number of tokens each. Otherwise a pass needs consecutive slots
             with equally many tokens each.
         on_device: a GPU computes, so that costs of rows and passes are measured; see StepCosts.
         row_ladder: "off", "auto" or "on": see RowLadder.
-        is_unified: the KV cache is a unified one; follows from n_cells.
+        is_unified: the KV cache is unified; true if n_cells is given.
         packs_any: a pass accepts any slots, with any number of tokens each: is_unified or is_ragged is set.
     """
 

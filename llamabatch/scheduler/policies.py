@@ -26,7 +26,7 @@ class Policy:
     Attributes:
         name: the policy's name among the options.
         summary: one line for help texts.
-        key: sorts the waiting sequences; the lowest is admitted first. The key starts with Request.group, so that
+        key: sorts the waiting sequences; the lowest key is admitted first. It starts with Request.group, so that
             later groups cannot overtake a request forever.
         admits: (number of running sequences, number of free slots) -> how many sequences may be admitted now.
         select: running sequences that could compute -> the sequences that compute in this step.
@@ -122,7 +122,7 @@ STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
 
 
 def has_one_slot(strategy: str) -> bool:
-    """Returns True if a strategy computes one sequence at a time, with any number of slots."""
+    """Returns True if a strategy uses one slot only, even if n_slots is larger."""
     return strategy in POLICIES and POLICIES[strategy].one_slot
 
 

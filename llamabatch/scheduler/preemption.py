@@ -43,7 +43,7 @@ def victims(
         s
         for s in reversed(running)
         if s.request.tier > tier
-        and s.overtaken + PREEMPTION_COUNTS < MAX_OVERTAKEN  # else this sequence would enter again before `waiting`
+        and s.overtaken + PREEMPTION_COUNTS < MAX_OVERTAKEN  # else `s` would be admitted again before `waiting`
         and (preempt or s.background > waiting.background)
     ]
     worse.sort(key=lambda s: (s.request.tier, s.background and -(s.slot or 0)), reverse=True)

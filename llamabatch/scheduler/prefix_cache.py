@@ -19,15 +19,15 @@ from llamabatch.scheduler.preemption import copy_candidates
 from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, DiskTier, PrefixStore, StoredPrefix
 from llamabatch.scheduler.step_costs import StepCosts
 
-# A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
+# A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: a pass 23 ms, a token 1.3 ms).
 PASS_IN_TOKENS = 18
 # The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
 # times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
-_COPY_TOKENS = 10  # this many tokens are computed while a recurrent state of 20 MB is copied (0.8B shape)
+_COPY_TOKENS = 10  # computing this many tokens takes as long as copying a recurrent state of 20 MB (0.8B shape)
 _LEAST_GAIN = 8  # the fewest tokens that a copy must save
 # A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. The
-# chance of use must still be at least _LEAST_CHANCE. It falls to this value after some 200 texts without continuation.
+# chance of use must still be at least _LEAST_CHANCE. The chance is lower after some 200 texts that nobody continues.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
@@ -176,7 +176,7 @@ class PrefixCache:
                 self.store.disk.release(prefix)
 
     def next_write(self) -> Save | None:
-        """Returns a save for cells of a finished sequence that are worth a file on disk; None if there are none, or
+        """Returns a save for cells of a finished sequence that are worth a file on disk; None if no cells are, or
         another file is being written. The engine calls this method while it has nothing to compute."""
         disk = self.store.disk
         if disk is None or disk.is_busy or self.store.write_next():
@@ -279,7 +279,7 @@ class PrefixCache:
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
         if kept or (count < cached.count and self.kv_cache.is_copied(slot)):
-            return  # is_copied: the save comes before the copy to the other slot, and would cut cells of this copy
+            return  # the save comes before this step's copies, and would cut cells that a copy needs
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, gain)
 
     def _least_gain(self, count: int, chance: float, computed: int = 0) -> int:
@@ -340,8 +340,7 @@ class PrefixCache:
         self._restoring.pop(sequence.request.request_id, None)
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """Cancels copies from a preempted sequence. Once this sequence is admitted again, it could wait for another
-        sequence that waits for the copy, and neither would ever run."""
+        """Cancels copies from a preempted sequence. Otherwise two sequences could wait for copies from each other."""
         self.forget(sequence)
         for request_id, (source, count) in self._sources.items():
             if source is sequence:
@@ -353,7 +352,7 @@ class PrefixCache:
         self.drop(lambda key: True)
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Drops cells of finished sequences and checkpoints with an unwanted key, including those on disk."""
+        """Drops cells of finished sequences and checkpoints with an unwanted key, including checkpoints on disk."""
         self.kv_cache.evict_keys(unwanted)
         self.drop_checkpoints(unwanted)
         if self.store.disk is not None:
@@ -368,7 +367,7 @@ class PrefixCache:
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. A gap
-        costs each step a second pass until the longest sequence ends. Cells stay if they will probably save more time.
+        costs each step a second pass until the longest sequence ends. Cells that will probably save more time stay.
 
         Args:
             occupied: slots that contain cells. This method adds the slots whose cached cells stay.
@@ -394,7 +393,7 @@ class PrefixCache:
         return best_source(sequence, copy_candidates(sequence, others), least_cut)
 
     def _least_cut(self, source: Sequence) -> int:
-        """Returns the fewest tokens to which the cells of a sequence, with the cells that it waits for, can be cut."""
+        """Returns the fewest tokens to which a sequence's cells can be cut, once it has the cells that it waits for."""
         request_id = source.request.request_id
         if request_id in self._restoring:
             return self._restoring[request_id][1]
@@ -409,7 +408,7 @@ class PrefixCache:
 
     def _find_other_source(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
         """Finds other cells for a sequence whose source is lost: cached cells, or cells of a sequence that was admitted
-        earlier. Sequences admitted later are left out, because two sequences could wait for each other forever."""
+        earlier. Sequences admitted later do not count: two sequences could wait for each other forever."""
         assert sequence.slot is not None
         earlier: abc.Iterator[Sequence] = itertools.takewhile(lambda other: other is not sequence, running)
         cached = None

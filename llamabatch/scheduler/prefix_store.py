@@ -21,11 +21,11 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
 
-# A prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or more, and at least MIN_GAIN after
-# another checkpoint: a stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
+# A prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or more, and at least MIN_GAIN tokens
+# after another checkpoint: a stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
-_TOKEN_BYTES = 4  # per token id in StoredPrefix.token_ids
+_TOKEN_BYTES = 4  # bytes of a token id in StoredPrefix.token_ids
 # A state on disk must save this many tokens more than the sources in memory: reading and checking 12 kB a token takes
 # about 30 us (0.5B Q8_0), some 40 times less than computing the token.
 MIN_READ = 64
@@ -125,7 +125,7 @@ class PrefixStore:
         self.disk = disk
         self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._save_times: deque[float] = deque(maxlen=_LATEST)  # copies of states to memory: seconds, see copy_s
+        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds of saving a state, per token unless is_exact
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -133,7 +133,7 @@ class PrefixStore:
 
     def copy_s(self, count: int) -> float | None:
         """Returns the seconds that copying a state of `count` tokens takes; None: not known yet. Recurrent states
-        and states of sliding windows cannot be cut. Their size hardly depends on the number of their tokens."""
+        and states of sliding windows have about the same size for any `count`."""
         if not self._save_times:
             return None
         return statistics.median(self._save_times) * (1 if self._is_exact else count)
@@ -198,7 +198,7 @@ class PrefixStore:
             gain: tokens that the checkpoint must save beyond what the store already has.
 
         Returns:
-            None if the checkpoint would save fewer than `gain` tokens.
+            The checkpoint; None if it would save fewer than `gain` tokens, or if no checkpoints are kept.
         """
         count = len(token_ids)
         if not self.keeps_checkpoints or count < max(gain, MIN_SHARED):
@@ -241,7 +241,7 @@ class PrefixStore:
         self.write_next()
 
     def write_next(self) -> bool:
-        """Gives the disk the newest checkpoint that it wants. Returns False if there is none, or the disk is busy."""
+        """Gives the disk the newest checkpoint that it wants. Returns False if the disk wants none, or is busy."""
         while self.disk is not None and self._unwritten:
             prefix = next(reversed(self._unwritten))
             if self.disk.is_busy:

@@ -1,6 +1,6 @@
 """The waiting queue: better priorities first, then a policy's order, common prefixes together. Overtaking is bounded.
 
-A later request passes an earlier one if its tier is better (Request.tier), or if a unified KV cache has room for the
+A later request passes an earlier one if it has a better tier (Request.tier), or if a unified KV cache has room for the
 later one but not for the earlier one. MAX_OVERTAKEN limits how often an earlier request is passed.
 """
 
@@ -64,7 +64,7 @@ class RequestQueue:
         self._leave(sequence)
 
     def head(self, count: int) -> list[Sequence]:
-        """Returns at most `count` waiting sequences in the order of admission; the latest arrivals come last.
+        """Returns at most `count` waiting sequences in the order of admission. Unsorted new arrivals come last.
 
         May be called from any thread. Copies the queue once, and sorts only its first entries.
         """

@@ -16,16 +16,16 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may make a step longer by at most the share PADDING. The window of the last call is used again
-# even if it has up to _TO_KEEP times as many dummy rows.
+# Dummy rows may make a step longer by at most the share PADDING. In the window of the last call, _TO_KEEP times as many
+# dummy rows are allowed.
 PADDING = 0.05
 _TO_KEEP = 1.5
-_STEPS = (32, 16, 8, 4, 2, 1)  # steps of ladders; the rungs are powers of two up to the step, then its multiples
+_STEPS = (32, 16, 8, 4, 2, 1)  # steps of ladders; rungs are powers of two up to the step, then multiples of it
 _CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple of this
 
 
 class RowLadder:
-    """Fills decode calls up to a rung of a ladder, with dummy rows in slots where no sequence decodes.
+    """Fills decode calls up to one of a few numbers of rows (rungs), with dummy rows in slots that do not decode.
 
     A dummy row comes after the cells of its slot, and does not change these cells. A dummy row that would widen the
     attention of all rows is not added.
@@ -78,7 +78,7 @@ class RowLadder:
         most = min(self._limits.n_ubatch, self._limits.n_batch, self._limits.n_outputs)
         if low in last and high in last and last.stop <= n_slots and len(last) - n_rows <= _TO_KEEP * padding:
             yield last
-        if low == high:  # a window of one slot needs no dummy row, and its call only one pass
+        if low == high:  # a window of one slot needs no dummy row and only one pass
             yield range(low, low + 1)
         # the dummy rows in holes may cost as much as the second pass of a cut call
         holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))

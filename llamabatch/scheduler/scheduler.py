@@ -68,7 +68,7 @@ class Scheduler:
             sequences lose their slots.
         max_wait_s: seconds that the first request waits for more requests when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
-        disk: stores prefixes that main memory has no room for; None: there is no such disk.
+        disk: stores checkpoints in files; None: checkpoints are kept only in main memory.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Scheduler:
         self._on_admit = on_admit
         self._first_s = 0.0  # when the first request came to an idle scheduler
         self._step_s = 0.0  # when the last step began
-        self._delays_token = False  # the last step decoded, and a caller waited for its next token
+        self._delays_token = False  # the last step decoded, and a caller waited for one of its tokens
         self._step = 0
 
     @property
@@ -207,11 +207,11 @@ class Scheduler:
                 self._preempt(sequence, is_lost=True)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
-        if not self.prefix_cache.cuts_anywhere:  # a state that cannot be cut fits only a context with as many slots
+        if not self.prefix_cache.cuts_anywhere:  # states that cannot be cut fit only the old number of slots
             self.prefix_cache.drop_checkpoints(lambda key: True)
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
-        """Returns the slot with a finished request's cells of exactly these tokens under the plain key, or None."""
+        """Returns the slot that caches exactly these tokens, without adapters and cache_salt; None: no slot does."""
         return self._kv_cache.slot_of(token_ids)
 
     def load_prefix(
@@ -309,7 +309,7 @@ class Scheduler:
         restores."""
         self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
-        # copies also come before admissions, which may overwrite the cells of a source that has just finished
+        # copies also come before admissions: an admission may overwrite the cells of a source that has just finished
         self.prefix_cache.copy_ready(self.running)
         self._admit_waiting()
         self.prefix_cache.copy_ready(self.running)
@@ -338,7 +338,7 @@ class Scheduler:
         return self._background_pacer.sharing(behind)
 
     def _decode_calls(self, selection: Selection) -> list[Call]:
-        """Returns calls with one row for each decoding sequence, or with guesses behind each row."""
+        """Returns calls with one row for each decoding sequence. With speculation, guesses may follow the rows."""
         # decode calls come before prefill calls, so that slots that are still empty can get a dummy row
         if self._ladder.is_on and self._spec_decoder is None and selection.decoding:
             call = self._ladder.call(selection.decoding, self._held_cells(selection.decoding), self.slots.n_slots)
@@ -355,7 +355,7 @@ class Scheduler:
     def _prefill_calls(self, selection: Selection) -> list[Call]:
         """Returns calls with chunks of the selected prompts, and of background prompts if the step has a share for
         them."""
-        # a step may have no sequence that decodes; it then delays no token
+        # a step without a decoding sequence delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
             selection.prompts,
@@ -364,14 +364,14 @@ class Scheduler:
             is_streamed=selection.is_streamed,
             takes_long=selection.background is not BackgroundTurn.PREFILL,
         )
-        # neither a request that arrives now nor one with other adapters must wait for long
+        # a request that arrives now, or has other adapters, must not wait for long
         if selection.is_background:
             budget = min(budget, self._background_pacer.alone_chunk)
         elif selection.rotates_adapters and selection.token_is_awaited:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # the budget fits one pass: rows join this pass, and prompts that end in it have rows in the next pass
+            # prompts get one pass, which decode rows may join; prompts that end in this pass decode in the next one
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -384,7 +384,7 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         if self._is_full and self.running:
-            return  # a preempted sequence would find no room again until another one has finished
+            return  # the KV cache has no room before one of the running sequences has finished
         for _ in range(self.policy.admits(len(self.running), self.slots.n_free)):
             if not self._admit_next():
                 break
@@ -436,13 +436,13 @@ class Scheduler:
         return True
 
     def _close_holes(self) -> None:
-        """Moves sequences into holes that no waiting sequence will fill, so that a step needs no dummy rows."""
+        """Moves sequences into holes in the slot ids that no waiting sequence will fill, to save dummy rows."""
         if self._waiting or self.limits.packs_any or not self.limits.can_share:
             return
         first_tier = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(first_tier) < len(self.running) else []
         min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each step
-        # one tier after the other, because both may want the same hole
+        # one tier after the other, because two tiers may want the same hole
         for sequences, up in ((first_tier, False), (behind, True)):
             if not sequences or (self._ladder.is_on and self._ladder.fills(sequences)):
                 continue
@@ -576,7 +576,7 @@ class Scheduler:
         return self._accept(span, result, now) if result.token_ids else None
 
     def _accept(self, span: ScheduledSpan, result: SpanOutput, now: float) -> SequenceOutput:
-        """Appends the sampled tokens of a span to its sequence, up to the one that ends it."""
+        """Appends the sampled tokens of a span to its sequence, up to the token that ends the sequence."""
         sequence, sampled = span.sequence, result.token_ids
         text, n_accepted, before = "", 0, sequence.last_token_s
         for token_id in sampled:

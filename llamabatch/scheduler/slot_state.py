@@ -14,7 +14,7 @@ class SlotState:
     Attributes:
         id: number of the slot, 0 .. n_slots - 1; llama.cpp's seq id.
         request_id: id of the request; None: the slot is free, and all fields below except `n_cells` are empty.
-        index: number of the continuation among those of its request.
+        index: number of the continuation within its request.
         number: order of arrival at the engine.
         background, priority: as in SamplingParams.
         n_prompt: tokens of the prompt. n_prompt_done: the prompt tokens that are computed or copied.
@@ -22,7 +22,7 @@ class SlotState:
         n_output: tokens of the output so far. max_output: the most output tokens that the continuation can have.
         n_cells: cells in use; in a free slot, the cells that a finished request has left for other requests.
         prefix: continuations that copied cells from one another share this number; a continuation without copies has
-            its own.
+            a number of its own.
         waits_for: the slot whose prefix this slot will copy once the prefix is computed; None: no copy is planned.
         adapters: names of the request's adapters.
         age_s: seconds since the request arrived. running_s: seconds since the continuation first got a slot.

@@ -2,7 +2,7 @@
 
 A step that checks n guesses behind each row computes 1 + n rows a sequence, and yields 1 to 1 + n tokens. The times of
 steps by their rows, and the share of accepted guesses, are measured while the engine runs. A fixed rule would not do:
-one more row costs next to nothing on one machine and a full row on another (step time against rows is a staircase).
+depending on the machine, one more row costs almost nothing or a lot, because step times rise in stairs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Proposer(Protocol):
     """A source of guessed tokens.
 
     Attributes:
-        is_free: guessing takes almost no time. The proposer may find no guesses.
+        is_free: guessing takes almost no time, so that guesses are made before it is known if they pay.
     """
 
     is_free: bool
@@ -233,8 +233,8 @@ class Acceptance:
 def can_draft(params: SamplingParams) -> bool:
     """True if several tokens of a request can be sampled in one step.
 
-    A sampler whose state changes with each drawn token can sample only one. Its request runs beside other requests,
-    without drafts.
+    A sampler whose state changes with each drawn token can sample only one token a step. Its request runs without
+    drafts, beside other requests.
     """
     return not (
         params.mirostat

@@ -12,13 +12,13 @@ from collections import deque
 
 from llamabatch.scheduler.output import Limits, SchedulerOutput
 
-# The time of a step is the least of its last samples: the first step of a shape also builds the graph, and other work
-# on the machine may delay some of the steps.
+# The time of a step is the shortest of this many last samples: the first step of a shape also builds the graph, and
+# other work on the machine may delay some of the steps.
 _SAMPLES = 4
 # The cost of a row is measured between steps whose rows differ by at least this factor: closer steps differ by noise.
 _LEAST_SPREAD = 1.25
-# A row never counts as cheaper than this part of a pass, whatever the measured times say: samples with few rows may
-# come from longer contexts than samples with many.
+# A row counts as at least this share of a pass. Measured rows may seem free, because samples with few rows may come
+# from longer contexts than samples with many rows.
 _LEAST_ROW = 0.002
 _COPIES = 5  # the median of this many measured copies counts
 
@@ -52,7 +52,7 @@ class StepTimes:
         return min(low) + share * (min(high) - min(low))
 
     def ends(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
-        """Returns rows and seconds of the measured stairs with the fewest and the most rows; None without any."""
+        """Returns rows and seconds of the measured stairs with the fewest and the most rows; None if there are none."""
         if not self._stairs:
             return None
         (low, fast), (high, slow) = self._stairs[min(self._stairs)], self._stairs[max(self._stairs)]
@@ -60,7 +60,7 @@ class StepTimes:
 
 
 class StepCosts:
-    """Costs of an engine's steps, expressed as the number of rows that cost as much.
+    """Costs of an engine's steps, expressed as numbers of rows that take the same time.
 
     Args:
         limits: costs are measured if `on_device` is set; otherwise each method returns its default.

@@ -13,9 +13,9 @@ from llamabatch.scheduler.step_costs import stair
 LEAST_GAIN = 1.05
 # Steps that became this many times as long are a reason to try fewer threads.
 SLOWER = 1.25
-# A trial has at least this many steps and seconds: a process gets a core for some milliseconds at once.
+# The fewest steps and seconds of a trial: another process may use a core for some milliseconds at a time.
 TRIAL_STEPS, TRIAL_S = 3, 0.03
-# The least steps and seconds between two trials. The wait doubles after each trial that brings no gain.
+# The fewest steps and seconds between two trials. The wait doubles after each trial that brings no gain.
 LEAST_STEPS, LEAST_S = 16, 0.25
 MOST_S = 60.0  # the longest wait between two trials
 MOST_BELOW_S = 10.0  # the longest wait while not all threads compute; shorter, as the other process may have ended

@@ -19,8 +19,8 @@ __all__ = ["app"]
 def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
     """Returns the server as an ASGI application.
 
-    The model is loaded in the lifespan. An application that is mounted in another application may get no lifespan, and
-    then loads the model at the first request. The application answers 503 until the model is loaded.
+    The model is loaded in the lifespan. A mounted application may get no lifespan. It then loads the model at the
+    first request. The application answers 503 until the model is loaded.
 
     Args:
         model: as for LLM.

@@ -67,7 +67,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# The shapes of errors by path. Errors of keys, sizes and unknown paths have these shapes, too.
+# Path -> the function that makes error bodies for this path and the paths below it, even before routing.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
@@ -116,7 +116,7 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
     """Returns the application. Its `state.serving` is the Serving.
 
     Args:
-        connect: starts the engine; tests pass their own.
+        connect: starts the engine; tests pass another function.
     """
     serving = Serving(config, options, connect)
     routes = _routes(options)
@@ -135,9 +135,9 @@ def make_pool_app(
     """Returns an application of several models. Its `state.serving` is the ModelPool.
 
     Args:
-        models: the models, each with options for its own requests. The first serves requests that name no model.
+        models: the models, each with options for its own requests. The first model serves requests that name none.
         options: options that all requests share: keys, limits, logs.
-        connect: starts an engine; tests pass their own.
+        connect: starts an engine; tests pass another function.
         look_again: finds new models for GET /models?reload=1; None: the models never change.
 
     Raises:
@@ -184,13 +184,14 @@ def _passed(
     """Returns an application with the checks, limits, logs and counts of all requests. Its lifespan runs `serving`.
 
     Args:
-        counted: further routes that HttpCounts counts by their own paths.
+        counted: the routes of each model. A pool's `routes` pass requests on to these routes, so HttpCounts also
+            counts by the paths of these routes.
     """
     keys = KeyRing(options.keys) if options.api_keys else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()  # loads on a thread; meanwhile, a Serving answers 503
+        serving.start()  # models load on threads; meanwhile, a Serving answers 503
         watching = None
         if keys is not None and options.api_key_file is not None:
             ring, path = keys, options.api_key_file

@@ -249,7 +249,7 @@ _GENERATE = Operation(
     streams=_LINES,
 )
 
-# The operations, each under one path of its endpoint. An operation applies to all other paths of the endpoint, too.
+# Operations by path. All paths with the same handler share the operation, so one of these paths is enough.
 OPERATIONS: dict[str, Operation] = {
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": Operation(RESPONSES, ["input"], {"count": {"input": "Hello"}}),
@@ -286,7 +286,7 @@ _ERROR: Json = {
     "required": ["error"],
     "properties": {
         "error": {
-            "type": ["object", "string"],  # a text at ollama's endpoints
+            "type": ["object", "string"],  # in ollama's format, the error is a text
             "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
@@ -355,7 +355,7 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    operation = known.get(endpoint) if method == "POST" else None  # the same for all paths of the endpoint
+    operation = known.get(endpoint) if method == "POST" else None  # paths with the same handler share an operation
     if operation is not None:
         parameters.append(
             {

@@ -328,7 +328,7 @@ class ServerOptions:
         return tuple(each for each in self.addresses if not is_loopback(each))
 
     def check_exposure(self) -> None:
-        """Raises ConfigError if other machines could use the model without a key, and `no_key` does not allow it."""
+        """Raises ConfigError if other machines could use the model without a key, and `no_key` is False."""
         if self.beyond_loopback and not self.api_keys and not self.no_key:
             raise ConfigError(
                 f"{self.beyond_loopback[0]} can be reached from other machines, and there is no key. Give one with "
@@ -356,7 +356,7 @@ def is_ip(text: str) -> bool:
 
 @functools.lru_cache(maxsize=256)  # called for each request, mostly with the same host
 def is_loopback(host: str) -> bool:
-    """True for the addresses and names of this machine alone: 127.0.0.0/8, ::1, localhost and names below it."""
+    """True for addresses and names that always mean this machine: 127.0.0.0/8, ::1, localhost and *.localhost."""
     name = host.lower().strip("[]").rstrip(".")
     if name == LOCALHOST or name.endswith(".localhost"):  # RFC 6761, 6.3
         return True
@@ -388,7 +388,7 @@ def read_keys(path: str) -> tuple[str, ...]:
 
 
 def _read_key(entry: str, place: int) -> ApiKey:
-    """Reads a key with its settings. Raises ConfigError, but its message never shows a key.
+    """Reads a key with its settings. Raises ConfigError with a message that never shows the key.
 
     Args:
         entry: the key, and after it optional settings: name=, rpm= and tpm=, each after a blank.
@@ -417,8 +417,8 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Reads texts from a list, or from a text with commas. Raises ConfigError. Its message shows the values
-    only if `longest` is given."""
+    """Returns the texts of a list, or the parts of a text between commas. Raises ConfigError. Its message hides the
+    values if `longest` is None."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)

@@ -1,6 +1,6 @@
 """The server as a program: uvicorn on our sockets, with a graceful shutdown.
 
-uvicorn stops accepting connections when it is told to end, so a load balancer could not learn that the server is
+When uvicorn is told to end, it stops accepting connections. A load balancer could then not learn that the server is
 draining. So the first signal only drains the Serving, and uvicorn ends after that. Meanwhile /readyz answers 503.
 A second signal ends the process at once, and the engine's child process with it. Several signals within a second count
 as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so the signal arrives twice.
@@ -76,7 +76,8 @@ def serve_several(
     started: Callable[[list[str]], None] | None = None,
     look_again: LookAgain | None = None,
 ) -> None:
-    """Serves several models like serve. A model is loaded by the first request that names it.
+    """Serves several models as `serve` serves one. Models with on_startup are loaded at the start,
+    other models by the first request that names them.
 
     Args:
         look_again: as for make_pool_app.
@@ -113,7 +114,7 @@ def _run(
                 os.unlink(path)
     if serving.load_error is not None:
         raise serving.load_error
-    if serving.is_loading:  # a thread in a native load cannot be stopped
+    if serving.is_loading:  # the thread that loads the model cannot be stopped
         sys.stderr.flush()
         os._exit(0)
 
@@ -182,7 +183,7 @@ def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains a Serving before it ends. It also ends if the model cannot be loaded.
+    """A uvicorn server that drains a Serving before it ends. The server also ends if the model cannot be loaded.
 
     Args:
         drain_s: seconds for running requests to end.
@@ -218,8 +219,8 @@ class DrainingServer(uvicorn.Server):
     def _load_certificate(self) -> None:
         """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
 
-        The files are not loaded into the present context. If the new key has another type, that context would keep the
-        old certificate, too. If certificate and key do not belong together, it would keep the new certificate.
+        The files are not loaded into the present context. If the new key has another type, that context would also keep
+        the old certificate. If certificate and key do not match, that context would still get the new certificate.
         """
         config = self.config
         assert config.ssl is not None
@@ -240,7 +241,7 @@ class DrainingServer(uvicorn.Server):
     async def _end_unless_loaded(self) -> None:
         try:
             await asyncio.wrap_future(self._serving.start())
-        except Exception:  # _run raises it again, as serving.load_error
+        except Exception:  # serving.load_error has this exception, and _run raises it
             self.should_exit = True
             return
         if self.on_ready is not None and self._serving.state == "ready":
@@ -262,11 +263,11 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures no signals: uvicorn would raise them again when it ends, before the engine is closed."""
+        """Captures no signals, because uvicorn's own method would raise them again before the engine is closed."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drains the server at the first signal. Ends the process at a later signal, or before the start."""
+        """Drains the server at the first signal. A later signal, or a signal before the start, ends the process."""
         if self._loop is None:  # there is nothing to drain yet
             os._exit(128 + sig)
         if self._signalled_s is None:

@@ -23,17 +23,17 @@ from llamabatch.utils.checks import show
 
 FORMAT = "@requestFormat"
 MAX_INSTANCES = 128
-_STREAMS = ("/api/chat", "/api/generate")  # these stream by default
+_STREAMS = ("/api/chat", "/api/generate")  # paths that stream by default
 
 
 def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
     """Returns the routes, and on Vertex AI also the routes that the AIP_… variables name.
 
     AIP_HEALTH_ROUTE comes first, because it may be "/", and "/" has a route already. If AIP_PREDICT_ROUTE is the path
-    of one of `routes`, that route still answers its requests.
+    of one of `routes`, requests still go to that route, not to `predict`.
 
     Args:
-        routes: the endpoints. An instance names one by its path, or by the parts of the path in camel case
+        routes: the endpoints. An instance names an endpoint by its path, or by the parts of the path in camel case
             ("chatCompletions").
     """
     if environment.get("AIP_MODE") != "PREDICTION":

@@ -37,7 +37,7 @@ from llamabatch.utils.checks import show
 _FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17, has_head=True)
 _MACHINE = Machine(cores=8, available_bytes=2**40)
 
-# `submit` raises these errors of an answer. Any other exception ends only its own request.
+# Exceptions that `submit` raises if a test gives them as an answer. Any other exception ends only its request.
 _OF_THE_CALL = (AssertionError, QueueFull, EngineClosedError)
 
 
@@ -208,7 +208,7 @@ class FakeClient:
         prompt, continuation, messages = request.prompt, "", None
         if request.classify:
             kind = "classify"
-            if ids[-1] == EOS and EOS in ids[:-1]:  # query and document
+            if ids[-1] == EOS and EOS in ids[:-1]:  # the ids are a query, EOS, a document, and EOS
                 kind, at = "rerank", ids.index(EOS)
                 prompt = self.model.detokenize(list(ids[:at]))
                 continuation = request.prompt or self.model.detokenize(list(ids[at:]))
@@ -251,7 +251,7 @@ class FakeClient:
 
 
 class _Run:
-    """A running continuation, with its next tokens or, if it generates none, its score or vector."""
+    """A running continuation. It has its next tokens, or a score or vector if it generates no tokens."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -261,7 +261,7 @@ class _Run:
         self.is_over = False
 
     def read_prompt(self) -> None:
-        """Records the logprobs of the prompt's tokens, if requested. Each is an equal part of the score, or 0."""
+        """Records the logprobs of the prompt's tokens, if requested: equal parts of the score, 0 without a score."""
         record, request = self.sequence.logprobs, self.sequence.request
         if record is None:
             return

@@ -50,8 +50,8 @@ class FakeLLM(LLM):
 
     Raises:
         ConfigError: an option is wrong.
-        AssertionError: any call raises it if one of its requests has no answer. Its argument `errors` does not matter,
-            since this is an error of the test.
+        AssertionError: raised by a call if the test has no answer for a request, whatever the call's argument `errors`
+            says.
     """
 
     @takes_names(model_named)

@@ -57,7 +57,7 @@ class _AnyGrammar:
     """A grammar check that accepts everything."""
 
     def check(self, structure: Structure) -> Future[str]:
-        """Accepts a structured output, as Grammars.check."""
+        """Accepts any structured output, with the signature of Grammars.check."""
         passed: Future[str] = Future()
         passed.set_result("")
         return passed
@@ -160,7 +160,7 @@ class FakeModel:
         return [token_id for word in words for token_id in self._ids_of(word)]
 
     def _ids_of(self, word: bytes) -> list[int]:
-        """Returns the id of a word, or the ids of its bytes if other words have all the ids that the word may have."""
+        """Returns the id of a word, or the ids of its bytes if other words have all of the _TRIES ids to try."""
         n_words = N_VOCAB - _FIRST_WORD
         first = zlib.crc32(word)
         with self._lock:

@@ -87,7 +87,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
             _extra_buffers(info),
             _gpu(info),
         ]
-    checks.append(_sampler())  # after the library, which sets libgomp's variables: the sampler may load libgomp
+    checks.append(_sampler())  # _sampler may load libgomp, so library_info must have set libgomp's variables before
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 
@@ -222,7 +222,8 @@ def _build(info: LibraryInfo) -> Check:
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
-    """Reports instruction sets of the CPU that the build does not use, the usual reason for a slow wheel."""
+    """Reports instruction sets of the CPU that the build does not use. Such unused sets
+    are the usual reason for a slow wheel."""
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
@@ -252,7 +253,7 @@ _DRIVERS = {
     "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
 }
 _CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-# Name of a library in an error message about a build that does not load -> the cure.
+# A library's name in the error message of a failed load -> the cure.
 _MISSING = {
     "libcuda.so": _DRIVERS["cuda"],
     "libcudart": "install the CUDA runtime that it was built with, and let LD_LIBRARY_PATH name its folder",

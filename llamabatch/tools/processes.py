@@ -60,7 +60,7 @@ def _high_water_mark(pid: int) -> int | None:
 
 
 def disturbed(others_cpu_percent: float, cores: int) -> bool:
-    """Returns True if other processes used more than a third of a core, because speeds measured on all cores are then
+    """Returns True if other processes used more than a third of a core. Speeds measured on all cores are then
     unreliable."""
     return others_cpu_percent * cores > 100 / 3
 
@@ -87,7 +87,7 @@ def _own_seconds() -> float:
     """Returns the CPU seconds of this process and of all its descendants, including ended descendants."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
-        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process is part of its parent's children_… times
+        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process counts in its parent's children_… times
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
@@ -95,10 +95,10 @@ def _own_seconds() -> float:
 
 @contextlib.contextmanager
 def no_child_left() -> Iterator[None]:
-    """Kills all child processes that were started in the block if the block raises, for example after Ctrl-C.
+    """If the block raises (for example after Ctrl-C), kills all child processes that were started in the block.
 
-    close() of a client would wait for a running step. A client that was interrupted in its constructor cannot be closed
-    at all.
+    Closing the clients is not enough: close() waits for a running step, and a client that was interrupted in its
+    constructor cannot be closed.
     """
     before = _children()
     try:

@@ -1,4 +1,4 @@
-"""Reads and tokenizes the prompts of a file, or the bundled ones. So every strategy gets the same tokens."""
+"""Tokenizes the prompts of a file, or the bundled prompts, once, so that every strategy gets the same tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
 
     Args:
         path: a text file with one prompt per line, or JSONL; None: the bundled prompts.
-        model: the model for its vocabulary and chat template; the weights are not needed.
+        model: a model with the vocabulary and the chat template; the weights are not needed.
         n_ctx: tokens that one request may use.
 
     Raises:

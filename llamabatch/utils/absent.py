@@ -23,8 +23,8 @@ def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") 
 def absent_from(module: str, name: str, advice: Mapping[str, str]) -> Exception:
     """Returns the error for a missing name of a module. Only the module's __getattr__ may call this function.
 
-    For `from module import name` the error of a name with advice is an ImportError, because Python drops the message of
-    an AttributeError there.
+    A name with advice gives an ImportError in `from module import name`, because Python drops the message of an
+    AttributeError there.
     """
     if name not in advice:
         return AttributeError(f"module {module!r} has no attribute {name!r}")

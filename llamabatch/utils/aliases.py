@@ -12,7 +12,7 @@ from llamabatch.errors import InputError
 G = TypeVar("G", bound=Callable[..., Any])
 _Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> keywords of the function
 
-# Other libraries' names for the path of a model: an argument of llama_cpp.Llama, and names in reprs and configs.
+# Other libraries' names for the path of a model, such as the argument model_path of llama_cpp.Llama.
 MODEL_NAMES = ("model_path", "model_name_or_path", "model_id")
 
 
@@ -23,7 +23,7 @@ def takes_names(named: _Read, aliases: Mapping[str, str] | None = None) -> Calla
 
     Args:
         named: converts the caller's keywords to the function's keywords.
-        aliases: other name -> the function's own keyword. An error about a keyword also has the alias that was given.
+        aliases: other name -> the function's own keyword. An error about a keyword also names the alias that was given.
     """
 
     def decorate(made: G) -> G:
@@ -74,8 +74,8 @@ def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
 def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[G], G]:
     """Returns a decorator for a method that passes `**options: Unpack[keywords]` on to `function`.
 
-    The method raises TypeError for other keywords. Its signature shows these keywords, with their defaults, before the
-    method's own keywords.
+    The method raises TypeError for other keywords. Its signature shows the TypedDict's keywords, with their defaults,
+    before the method's own keywords.
 
     Args:
         keywords: a TypedDict.

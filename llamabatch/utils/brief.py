@@ -10,10 +10,10 @@ from typing import Any
 
 from llamabatch.utils.checks import counted, show
 
-_LONGEST_TEXT = 60  # characters
-_MOST_ITEMS = 8  # items of a list or mapping that is shown completely
-_MOST_PARTS = 3  # shown items of a list of dataclasses
-_LONGEST_PART = 1000  # characters of a dataclass within another dataclass
+_LONGEST_TEXT = 60  # most characters of a text
+_MOST_ITEMS = 8  # most items of a list or mapping that is shown completely
+_MOST_PARTS = 3  # most shown items of a list of dataclasses
+_LONGEST_PART = 1000  # most characters of a dataclass within another dataclass
 
 
 def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str:
@@ -21,7 +21,7 @@ def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str
 
     Args:
         hidden: fields that are left out.
-        instead: maps fields to values that are shown instead of their own.
+        instead: maps fields to values that are shown instead of the real ones.
     """
     names = [field.name for field in fields(instance) if field.name not in hidden and _is_shown(field, instance)]
     shown = [f"{name}={brief_value(instead.get(name, getattr(instance, name)))}" for name in names]

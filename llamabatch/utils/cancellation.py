@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from llamabatch.errors import EngineClosedError
 
-LOOK_S = 0.1  # seconds between two polls of a load that waits for a process
+LOOK_S = 0.1  # seconds between two polls of the events while a load waits
 T = TypeVar("T")
 
 _events: ContextVar[tuple[Event, ...]] = ContextVar("llamabatch_cancellation", default=())

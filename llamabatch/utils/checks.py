@@ -14,9 +14,9 @@ from typing import Any
 
 from llamabatch.errors import InputError
 
-_MOST_NAMES = 40  # names in an error message, about half a screen
-_LONGEST_NAME = 100  # characters of an unknown name that are compared with the known ones
-_MOST_BITS = 1000  # of a number whose digits are shown; Python refuses to print more than 4,300 digits
+_MOST_NAMES = 40  # most names in an error message, about half a screen
+_LONGEST_NAME = 100  # most characters of an unknown name that are compared with known names
+_MOST_BITS = 1000  # most bits of a number whose digits are shown; Python refuses to print more than 4,300 digits
 
 
 class _Short(reprlib.Repr):
@@ -55,7 +55,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def integer(error: type[InputError], name: str, value: object, low: int, high: int, other: str = "") -> int:
-    """Returns a whole number (also of numpy) as a plain int. Raises `error`.
+    """Returns a whole number (also of numpy) from `low` to `high` as a plain int. Raises `error` otherwise.
 
     Args:
         other: words for another allowed value at the end of the message, such as ", or None".
@@ -77,7 +77,7 @@ def number(error: type[InputError], name: str, value: object, low: float, high: 
 
 
 def boolean(error: type[InputError], name: str, value: object) -> bool:
-    """Returns a bool (also of numpy) as a plain bool. Raises `error`."""
+    """Returns a bool (also of numpy) as a plain bool. Raises `error` otherwise."""
     found = plain(value)
     if not isinstance(found, bool):
         raise error(f"{name} is {show(value)}; give True or False")
@@ -148,7 +148,8 @@ def plain(value: object) -> object:
 
 
 def half_character(value: object) -> str | None:
-    """Returns a text within a JSON value that UTF-8 cannot encode (half a surrogate pair); None: there is none."""
+    """Searches a JSON value for a text with half a surrogate pair, which UTF-8 cannot encode. Returns the text, or
+    None if there is none."""
     stack: list[Any] = [value]
     while stack:
         value = stack.pop()
@@ -166,7 +167,7 @@ def half_character(value: object) -> str | None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the most similar known name, and all known names if they are
-    few. If there are many and none is similar, the text has the closest five."""
+    few. If they are many and none is similar, the message names the five closest."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted: the same in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEAST_WIDTH = 20
-_PLAIN_WIDTH = 200  # width of a file or a pipe in characters, so that rows of tables are not broken
-_READER_WIDTH = 80  # the most characters of a table in a file or pipe, unless COLUMNS is set
+_PLAIN_WIDTH = 200  # width of the console on a file or pipe, large enough for rows of tables
+_READER_WIDTH = 80  # widest table in a file or pipe, unless COLUMNS gives another width; wider tables are split
 _PICTURES = (".png", ".svg", ".pdf")
-_LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are indented below the 7
+_LABEL = re.compile(r" *\S[^:]*: {2,}")  # a label, as in "rows:   7 ok"; wrapped lines start below the 7
 
 
 class Stdout(Console):

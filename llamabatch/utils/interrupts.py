@@ -4,9 +4,9 @@ An exception that a signal raises at a random place may be lost or changed. For 
 about its installation, and ctypes prints a traceback and continues. So at first a signal ends the process at once, even
 in the middle of a native load.
 
-From `careful` on, the command has something to keep or to clean up, and a signal raises KeyboardInterrupt, but never
-inside an import or a callback, and only once. `timeout`, `npm` and systemd may send a signal twice, and a second
-exception would stop the clean-up that the first exception began.
+From `careful` on, the command has something to keep or to clean up, and a signal raises KeyboardInterrupt. No
+exception is raised inside an import or a callback, nor for a repetition of the signal: `timeout`, `npm` and systemd may
+send a signal twice, and a second exception would stop the clean-up that the first exception began.
 
 This module imports nothing slow, because it runs before anything else.
 """
@@ -59,7 +59,7 @@ def guard() -> None:
                 except ValueError:  # the command line runs in a thread of another program, where signals never arrive
                     return
                 _guarded.append(number)
-        atexit.register(_ignore)  # registered first, so that it runs last
+        atexit.register(_ignore)  # atexit runs the first registered function last
         _watch()
     else:
         _install(_leave)
@@ -89,7 +89,7 @@ def forget(number: int) -> bool:
 
 
 def acknowledge() -> bool:
-    """Notes that the command reports the signal itself, so that no later signal prints a second line.
+    """Notes that the command prints its own line about the signal, so that a later signal prints none.
 
     Returns:
         False if this was noted before.
@@ -115,7 +115,7 @@ def read_line(read: Callable[[], str]) -> str:
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """Returns True if an exception in `frame` would be lost or changed: in an import, a `__del__` or llama.cpp's log.
+    """Returns True if `frame` would lose or change an exception: in an import, a `__del__`, weakref or llama.cpp's log.
 
     Args:
         within: the module that makes the call to interrupt. Frames outside that call do not count.
@@ -144,7 +144,7 @@ def send_again(signum: int) -> None:
 
     def send() -> None:
         time.sleep(_AGAIN_S)
-        if sys.platform == "win32":  # on Windows, os.kill ends the process with any signal
+        if sys.platform == "win32":  # os.kill would end the process, whatever the signal
             signal.raise_signal(signum)
         else:
             os.kill(os.getpid(), signum)
@@ -211,7 +211,7 @@ def _watch() -> None:
 
     def send_until_seen(number: int, reading: int) -> None:
         time.sleep(_UNSEEN_S)
-        if _reading == reading:  # the handler has not ended this wait
-            signal.pthread_kill(main, number)  # `wait` also reads this signal, and starts the next thread
+        if _reading == reading:  # this wait for a line still lasts
+            signal.pthread_kill(main, number)  # `wait` sees this signal, too, and starts the next thread
 
     _thread.start_new_thread(wait, ())

@@ -1,4 +1,4 @@
-"""Imports at the first use, when the process may have no file descriptor left."""
+"""Imports at the first use, when the process may have no free file descriptor."""
 
 from __future__ import annotations
 

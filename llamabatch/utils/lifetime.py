@@ -22,14 +22,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def in_forks(action: Callable[[], None]) -> Callable[[], None]:
-    """Registers an action to run first in each fork of this process. Returns the action, so it works as a decorator."""
+    """Registers an action to run at the start of each fork of this process. Returns the action, as a decorator does."""
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=action)
     return action
 
 
 def end_with_parent() -> None:
-    """Lets Linux kill this process when the parent's thread that started it ends.
+    """Lets Linux kill this process when the thread that started this process ends.
 
     So the parent must start this process on a thread that lives long enough. Does nothing on other systems, or if the
     parent ended before this call.

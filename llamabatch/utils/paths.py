@@ -19,7 +19,7 @@ from llamabatch.errors import ConfigError, visible
 from llamabatch.utils.checks import show
 
 TINY = "tiny"
-AUTO = "auto"  # a value of mmproj
+AUTO = "auto"  # the value of mmproj that means the file beside the model or in its repository
 HUB = "hf:"
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?", re.ASCII)
 
@@ -55,9 +55,9 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Returns a model's absolute path, or its name if it is not a path. Raises ConfigError as absolute. "tiny",
-    addresses and names with the prefix "hf:" stay unchanged. "owner/repo:Q4_K_M" gets the prefix "hf:", unless a file
-    or folder has this path."""
+    """Returns the absolute path of a model. "tiny", addresses and names with the prefix "hf:" stay unchanged.
+    "owner/repo:Q4_K_M" gets the prefix "hf:", unless a file or folder has this path. Raises ConfigError as absolute
+    does."""
     name = os.fspath(model)
     if name == TINY or not name or is_remote(name):
         return name
@@ -77,7 +77,7 @@ def _is_path(name: str) -> bool:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Returns an absolute path for messages, as one_line. A path below the working directory becomes relative."""
+    """Returns a path for messages, as one_line does. An absolute path below the working directory becomes relative."""
     text = os.fspath(path)
     with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
@@ -99,8 +99,8 @@ def cache_dir() -> Path:
 
 
 def of_user(find: Callable[..., str]) -> Path:
-    """Returns a folder for llamabatch from platformdirs. A user without a home (in a container, a user id without a
-    name) gets a folder that cannot be made. Nothing is stored then."""
+    """Returns a folder for llamabatch from platformdirs. A user without a home, such as a user id without a name
+    in a container, gets a folder that cannot be made. Nothing is stored then."""
     try:
         return Path(find("llamabatch", appauthor=False))
     except RuntimeError:

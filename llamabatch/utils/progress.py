@@ -22,8 +22,8 @@ _UPDATE_S = 0.1  # seconds between two updates of a notebook's bar; each is a me
 
 
 def on_terminal() -> bool:
-    """Returns True if stderr is a terminal. sys.stderr may be None (in programs without a window), an object of the
-    program, or a closed file."""
+    """Returns True if stderr is a terminal. sys.stderr may be None (in pythonw), closed, or an object without
+    isatty()."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError, OSError):

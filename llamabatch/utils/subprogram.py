@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamabatch.utils.cancellation import LOOK_S, can_be_cancelled, is_cancelled
 
-# A child must import the same modules as its parent, and not a module that happens to lie in the working directory.
+# A child's program. Its sys.path is its parent's, so that no module in the working directory is imported instead.
 _RUN = (
     "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
     "import runpy; runpy.run_module(module, run_name='__main__')"
@@ -20,7 +20,7 @@ _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs a module as a program. Raises OSError as interpreter()."""
+    """Returns the command that runs a module as a program. Raises OSError as interpreter() does."""
     path = import_path()
     return [interpreter(), "-c", _RUN, module, str(len(path)), *path, *arguments]
 
@@ -38,7 +38,7 @@ def interpreter() -> str:
 
 
 def import_path() -> list[str]:
-    """Returns sys.path for a child, and at the end the folder that contains this package.
+    """Returns sys.path for a child, followed by the folder that contains this package.
 
     The folder is necessary because this package may have been found through "" in sys.path. "" means the working
     directory, which may have changed since.
@@ -46,7 +46,7 @@ def import_path() -> list[str]:
     return [*sys.path, _ROOT]
 
 
-# These variables add devices besides the CPU: numbers of GPUs, a backend in a separate file, RPC servers.
+# These variables choose devices besides the CPU: numbers of GPUs, a backend in a separate file, RPC servers.
 _DEVICE_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"),
     *("GGML_BACKEND_PATH", "LLAMABATCH_RPC"),
@@ -60,9 +60,9 @@ def run_program(
     without_gpus: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module as a program until it ends, or kills it if the current load is cancelled.
+    """Runs a module as a program to its end. Kills the program after `timeout_s` or if the current load is cancelled.
 
-    The result's stdout holds both stdout and stderr.
+    The result's stdout contains both stdout and stderr.
 
     Args:
         without_gpus: hide all devices besides the CPU.

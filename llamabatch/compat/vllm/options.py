@@ -31,7 +31,7 @@ def _all(why: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), why)
 
 
-# Options accepted with one warning, because no text depends on them or because llamabatch does the same anyway.
+# Options accepted with one warning, because no text depends on them or because llamabatch does not need them.
 IGNORED: dict[str, str] = {
     "gpu_memory_utilization": "the plan takes half of the free memory; n_slots and n_ctx say how much",
     "dtype": "the file has its types; another file has others, as hf:owner/repo:Q8_0",
@@ -126,7 +126,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         why: the replacement, or the reason.
-        fine: values that are accepted, because llamabatch does the same anyway.
+        fine: values that are accepted, because they ask for llamabatch's own behaviour.
     """
 
     why: str
@@ -169,7 +169,7 @@ class Defaults(NamedTuple):
         from_file: True if requests without sampling parameters use the file's parameters.
         sampling: parameters that replace the file's parameters.
         post_sampling: True if logprobs are of the distribution that tokens are drawn from.
-        in_reasoning: True if a form binds from the first token on; False if it binds after the thinking.
+        in_reasoning: True if a form applies from the first token on; False if it applies after the thinking.
         normalize, dimensions, use_activation: the defaults of these PoolingParams fields.
         chat_template: the template of chats that do not give their own.
     """
@@ -197,7 +197,7 @@ def engine_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Defaults]:
     parts = {key: given.pop(name) for name, key in _SPEC.items() if name in given}
     if parts:
         given["speculative_config"] = parts
-    options: dict[str, Any] = {"reasoning_format": "none", "seed": 0}  # as in vLLM: thinking stays in the text; seed 0
+    options: dict[str, Any] = {"reasoning_format": "none", "seed": 0}  # vLLM keeps thinking in the text and has seed 0
     answers: dict[str, Any] = {}
     for name, option in TAKEN.items():
         if name in given:

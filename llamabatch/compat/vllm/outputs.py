@@ -83,7 +83,7 @@ class RequestOutput:
 def request_output(
     request_id: str, output: engine.RequestOutput, params: SamplingParams, lora: LoRARequest | None
 ) -> RequestOutput:
-    """Returns an output in vLLM's shape. `params` decides on stop_reason and the text."""
+    """Returns an output in vLLM's shape. Without detokenize in `params`, the text is empty."""
     prompt_logprobs = output.prompt_logprobs
     return RequestOutput(
         request_id=request_id,
@@ -153,7 +153,7 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """The similarity or relevance of two texts to each other."""
+    """The similarity of two texts, or the relevance of one to the other."""
 
     score: float
 

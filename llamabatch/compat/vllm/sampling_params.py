@@ -22,7 +22,7 @@ _NO_BEAMS = "there is no beam search; llamabatch.SamplingParams(best_of=…) ran
 
 
 class RequestOutputKind(Enum):
-    """The kind of outputs of a request in LLMEngine. LLM.generate always returns whole outputs."""
+    """The kind of outputs that LLMEngine.step returns for a request. LLM.generate always returns whole outputs."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -38,9 +38,9 @@ class StructuredOutputsParams:
         regex, choice, grammar, structural_tag: as in structured_outputs of llamabatch.SamplingParams.
         json_object: True: any JSON object.
         disable_additional_properties: changes nothing; objects have only the properties that the schema names, unless
-            it has additionalProperties.
+            the schema has additionalProperties.
         disable_any_whitespace, whitespace_pattern: refused, because llguidance decides on the white space of JSON.
-        lenient: llamabatch's own: True: keywords of `json` that a grammar cannot enforce are ignored, not refused.
+        lenient: an option of llamabatch alone. True: keywords of `json` that a grammar cannot enforce are ignored.
 
     Raises:
         SamplingError (ValueError): no form or more than one is given, or the form is invalid.
@@ -129,7 +129,7 @@ _PASSED = (
 
 
 def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a caller's keywords under the names of today's vLLM. Raises UnknownParameterError."""
+    """Returns a caller's keywords under the names of today's vLLM. Raises UnknownParameterError, SamplingError."""
     found = dict(options)
     if found.pop("guided_decoding", None) is not None:
         if found.get("structured_outputs") is not None:
@@ -140,7 +140,7 @@ def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
             if found.pop(name) not in (_FORMER_DEFAULTS[name], None):
                 raise UnknownParameterError(f"{name} is {show(options[name])}, which is not supported: {FORMER[name]}")
         elif name not in _FIELDS:
-            named({name: found[name]}, others=_FIELDS)  # raises for a name that llamabatch does not know either
+            named({name: found[name]}, others=_FIELDS)  # raises if llamabatch does not know the name
             raise UnknownParameterError(
                 f"vLLM's SamplingParams has no field {show(name)}; llamabatch.SamplingParams has"
             )
@@ -224,7 +224,7 @@ class SamplingParams:
 
         Args:
             priority: the request's priority; lower numbers run first.
-            in_reasoning: True if a form binds from the first token on.
+            in_reasoning: True if a form applies from the first token on.
             post_sampling: True if logprobs are of the distribution that tokens are drawn from.
 
         Raises:
@@ -258,7 +258,7 @@ class SamplingParams:
 
 
 def _check_processor(process: Callable[..., Any]) -> None:
-    """Raises SamplingError for a processor that also expects the prompt: here it only receives output and logits."""
+    """Raises SamplingError for a processor that also expects the prompt. Processors get only output and logits here."""
     try:
         wanted = [p for p in inspect.signature(process).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError):

@@ -101,7 +101,7 @@ class Tokenizer:
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """Returns the prompt of a conversation, or of each one of a list: token ids, or with tokenize=False a text.
+        """Returns the prompt of a conversation, or a list of prompts. A prompt is token ids; tokenize=False: a text.
 
         Args:
             return_dict: return an Encoding in place of the token ids.

@@ -15,7 +15,7 @@ from llamabatch.utils.checks import show
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 64 * 2**20
-DAMAGE = (OSError, ValueError)  # errors of a damaged file; those of pyarrow are subclasses
+DAMAGE = (OSError, ValueError)  # errors of a damaged file; pyarrow's errors are subclasses
 
 
 class ColumnFile:
@@ -84,7 +84,7 @@ class _Parquet(ColumnFile):
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         known = self._file.metadata
         whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
-        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # fewer if rows are large, as with pictures
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # `most` is below _BATCH_ROWS if rows are large
         for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 
@@ -109,7 +109,7 @@ class _Sheet(ColumnFile):
             options = {"dtypes": "string", "header_row": None, "skip_rows": 0}
             sheet: Any = fastexcel.read_excel(str(source.path)).load_sheet(0, **options).to_arrow()
         except fastexcel.FastExcelError as error:
-            why = str(error).partition("\n")[0]  # later lines are fastexcel's context
+            why = str(error).partition("\n")[0]  # the later lines of the message are context
             raise InputError(f"{source.name} cannot be read as an Excel file: {why}") from error
         columns, n_sheet = sheet.columns, sheet.num_rows
         filled = (row for row in range(n_sheet) if any(column[row].is_valid for column in columns))
@@ -134,5 +134,5 @@ class _Sheet(ColumnFile):
         yield from self._rows.column(column).to_pylist()
 
 
-# A job opens a source several times: for its columns, ids, number of rows and rows. A sheet is parsed only once.
+# The parsed sheets. A job opens a source for its columns, ids, number of rows and rows, but parses a sheet only once.
 _sheets: weakref.WeakKeyDictionary[Source, _Sheet] = weakref.WeakKeyDictionary()

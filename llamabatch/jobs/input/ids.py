@@ -49,8 +49,9 @@ def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the ids in files of lines, for all rows up to the limit, before any row runs. After a table or a stream,
-    the numbers of rows are not known, so only the form of ids is checked. Reader finds ids that occur twice.
+    """Checks the ids in files of lines, for all rows up to the limit, before any row runs. In files after a table
+    or a stream, the numbers of lines are not known, so only the form of ids is checked. Reader finds ids that occur
+    twice.
 
     Raises:
         ConfigError: a value is not an id, or it equals the number of a line without an id.
@@ -123,12 +124,12 @@ class Ids:
     """The ids of millions of rows in little memory, each with the number of its row.
 
     An id is stored as its 64-bit Python hash, in a table with open addressing: 16 bytes a slot, 24 to 48 bytes an id.
-    The key of the hash differs between processes. One in 3.7e7 lists of a million ids has two ids with equal hashes. A
+    Each process has its own hash key. One in 3.7e7 lists of a million ids has two ids with equal hashes. A
     row without an id has its number as its id, stored as one bit.
     """
 
     def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 * 1024))  # 0: free
+        self._keys = array("Q", bytes(8 * 1024))  # 0 marks a free slot
         self._numbers = array("Q", bytes(8 * 1024))
         self._used = 0
         self._automatic = Bits()  # the rows whose id is their number
@@ -152,8 +153,8 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if the id is a numeral. Returns the id as a number if a row without an id
-        has this number; otherwise None."""
+        """Gives an id to a row if the id is a numeral. Some earlier row without an id may have this numeral as its id.
+        Returns the number of that row; None: there is no such row."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if int(identity) in self._automatic else None
         return None
@@ -168,7 +169,7 @@ class Ids:
         return None
 
     def _slot(self, key: int) -> int:
-        """Returns the slot that holds a key, or the free slot for the key."""
+        """Returns the slot of a key, or the free slot for a new key."""
         keys, mask = self._keys, len(self._keys) - 1
         slot = key & mask
         while keys[slot] and keys[slot] != key:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import half_character, show
 
-MAX_DEPTH = 100  # of nested JSON, far below the limits of Python's parser and of recursive walks
+MAX_DEPTH = 100  # the most levels of nested JSON, far below the limits of Python's parser and of recursive walks
 
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -38,7 +38,7 @@ Record = Mapping[str, Any] | Filled | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
-    """Yields the lines of a stream with line ends. A line of more than `limit` bytes is not stored: it is a Problem."""
+    """Yields the lines of a stream with line ends. A line above `limit` bytes is not stored, but becomes a Problem."""
     while line := stream.readline(limit + 2):
         if line.endswith(b"\n") or len(line) < limit + 2:
             size = len(line.rstrip(b"\r\n")) if len(line) > limit else 0

@@ -25,11 +25,11 @@ from llamabatch.utils.checks import boolean, integer, nearest, present, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
-_OF_THE_JOB = "chat_template"  # only the job has it, because a template is a program
+_OF_THE_JOB = "chat_template"  # no line may have this field, because a template is a program
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
 _NEAR = 0.84  # the least ratio of difflib for a misspelling: mesage and messages have 0.86, promt and prompt 0.91
-_LEAST_MISS, _MOST_MISS = 4, 64  # characters of a name that may be a misspelling
+_LEAST_MISS, _MOST_MISS = 4, 64  # the least and the most characters of a misspelt name
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096
 
@@ -57,7 +57,7 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
-        return str(value)  # columns of tables store only 64-bit numbers
+        return str(value)  # as text, because columns of tables store only 64-bit numbers
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
         raise PromptError(
             f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters, or a whole number"
@@ -77,7 +77,7 @@ class Overlay:
 
     def params_with(self, values: Mapping[str, Any]) -> SamplingParams:
         """Returns the job's parameters, overridden by the values of a line. Raises SamplingError."""
-        key = repr(values)  # a text, because the keys 1 and True would be equal
+        key = repr(values)  # repr distinguishes 1 and True, which are equal as keys
         if key not in self._made:
             biases = values.get("logit_bias")
             if isinstance(biases, Mapping):
@@ -106,7 +106,7 @@ def parse_plain(
         PromptError, SamplingError: a field is wrong, or its name is almost a known name.
     """
     given = {name: value for name, value in line.items() if name not in _KNOWN}
-    _check_names(given, data)  # comes first, so that a misspelt "prompt" is reported by its name
+    _check_names(given, data)  # this check is first, so that a misspelt "prompt" is reported by its name
     sampling = {name: value for name, value in given.items() if name in PARAMETERS and name not in data}
     values = named(sampling, _KNOWN)
     task = task_of(line)
@@ -126,7 +126,7 @@ def parse_plain(
 
 
 def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
-    """Raises SamplingError: a name is almost that of a known field, or is a parameter that belongs elsewhere."""
+    """Raises SamplingError: a name is almost a known name, or is a parameter that belongs elsewhere."""
     for name, value in given.items():
         if name in PARAMETERS or name in data:
             continue
@@ -144,7 +144,7 @@ def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def near_miss(name: str) -> str | None:
-    """Returns the known name of which `name` is probably a misspelling; None: no known name is similar enough."""
+    """Returns the known name that `name` probably misspells; None: no known name is similar enough."""
     if len(name) < _LEAST_MISS or len(name) > _MOST_MISS:
         return None
     plain = name.lower().replace("-", "_")
@@ -204,7 +204,7 @@ _FOR_A_SERVICE = (
     *("prompt_cache_key", "prompt_cache_retention"),
 )
 
-# These fields are accepted only with their default value.
+# Field -> its accepted values. A field with () must be left out.
 _ONLY: dict[str, tuple[object, ...]] = {
     "stream": (False,),
     "stream_options": (),

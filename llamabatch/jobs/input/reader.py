@@ -84,7 +84,7 @@ class Reader(Iterator[Row | BadRow]):
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        # If all inputs are tables, `keep` may name "id" here, and `_check` looks at the header of each table.
+        # Tables may keep "id" here, because `_check` compares `keep` with the id column of each table.
         has_lines = any(source.kind == "jsonl" for source in sources)
         tables.check_kept(self._options, self._taken, id_column=None if has_lines else "id")
         _check(sources, self._options, self._taken)
@@ -94,7 +94,7 @@ class Reader(Iterator[Row | BadRow]):
             # `template` is for the tables only; lines of JSON among the inputs hold their own prompts
             own: dict[str, Any] = {"image_columns": None, "audio_columns": None, "task": "completion"}
             of_lines = replace(of_lines, template=None, system=None, id_column=None, params_from=None, **own)
-        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" has a meaning for tables only
+        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is a setting of tables only
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
@@ -104,7 +104,7 @@ class Reader(Iterator[Row | BadRow]):
         self._read_line = read_line or self._read_openai
         self._media = read_line is None  # the users of a service must not read files of this machine
         self._sizes = [source.size for source in sources]
-        # An unreadable line has its number as its id, unless the lines hold ids.
+        # If lines hold their own ids, an unreadable line has no id. Otherwise its number is its id.
         self._lines_have_ids = of_lines.id_column is not None
         self.seen = Seen()
         self._rows = self._read()
@@ -116,7 +116,7 @@ class Reader(Iterator[Row | BadRow]):
         return next(self._rows)
 
     def skip(self, is_done: Callable[[int], bool]) -> None:
-        """Leaves out, from now on, the rows that are done. Their ids stay claimed."""
+        """From now on, the reader leaves out the rows that are done. Their ids stay claimed."""
         self._is_done = is_done
 
     def again(self) -> Reader:
@@ -143,7 +143,7 @@ class Reader(Iterator[Row | BadRow]):
                 if row is not None:
                     yield row
                 number += 1
-                if number == options.limit:  # checked here, so that the loop does not wait for another line
+                if number == options.limit:  # the limit is checked before the loop waits for another line
                     break
             if number == options.limit:
                 break
@@ -233,10 +233,10 @@ class Reader(Iterator[Row | BadRow]):
         """Claims the id of a line. Returns (id, None), or (None, the reason why the row gets no id)."""
         own = id_of(line)
         if own is not None:
-            holder = self._ids.claim(str(own), number)  # as text: many programs treat 5 and "5" as one id
+            holder = self._ids.claim(str(own), number)  # a text, because many programs treat 5 and "5" as one id
             return (own, None) if holder is None else (None, f"the id {str(own)!r} is taken by {self._place(holder)}")
         if lines.is_openai(line):
-            return None, None  # the parser refuses the line, because it needs a custom_id
+            return None, None  # the parser refuses this line, because a batch line needs a custom_id
         holder = self._ids.claim_number(number)
         if holder is None:
             return str(number), None

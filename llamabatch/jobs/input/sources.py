@@ -35,15 +35,15 @@ SAMPLE_BYTES = 2**20
 
 
 class _DamagedZstd(EOFError):
-    """The error of a damaged zstd file, in place of the zstd module's own, as the module may not be installed."""
+    """The error of a damaged zstd file. It replaces the zstd module's error, as the module may not be installed."""
 
 
 # These errors mean a damaged compressed file. Any other OSError comes from the disk, not from the content.
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
-_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # JSON, but not "[INST]" or "{{ name }}"
-_SIP_BYTES = 4096  # bytes of one read of a compressed file; small, so that `n_zipped` fits the text that was read
+_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # matches the start of JSON, but not "[INST]" or "{{ name }}"
+_SIP_BYTES = 4096  # bytes of one read of a compressed file; small, so that `n_zipped` matches the text that was read
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
 _KINDS[formats.EXCEL] = "xlsx"
@@ -150,9 +150,9 @@ class Source:
             known: an earlier fingerprint or None. For a stream, it gives the number of bytes to read.
 
         Returns:
-            "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
-            of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
-            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most, and the digest covers them.
+            "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, "mtime_ns" is added, and the
+            digest covers 64 samples of one MiB, evenly spaced from the first byte to the last. For a stream, "bytes" is
+            the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these bytes.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:

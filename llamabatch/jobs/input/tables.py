@@ -29,8 +29,8 @@ DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
 # The values of these parameters may be texts.
 _TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))
-# pandas reads these texts as missing values. pyarrow does, too, except for "None". A parameter with such a cell has the
-# job's value.
+# pandas reads these texts as missing values, and so does pyarrow, except "None". In the cell of a
+# parameter that is not in _TEXTS, these texts mean the job's value.
 _MISSING = frozenset(
     (
         *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "N/A", "NA", "<NA>", "#N/A", "#N/A N/A", "#NA"),
@@ -87,7 +87,7 @@ class _Csv:
     """The parser of one CSV file. The constructor reads the header."""
 
     def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), limit))  # _CsvLines limits whole rows instead
+        csv.field_size_limit(max(csv.field_size_limit(), limit))  # a value needs no limit: _CsvLines limits rows
         self._lines = _CsvLines(source.name, stream, limit)
         self._records = csv.reader(self._lines, delimiter=formats.CSV[f".{source.kind}"], strict=True)
         header = self._next()
@@ -214,7 +214,7 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
         return None
 
 
-# Columns of texts often have one of these names.
+# Common names of columns with texts.
 _USUAL = ("text", "question", "content", "input", "instruction", "message", "body", "document", "sentence", "title")
 
 
@@ -270,7 +270,7 @@ def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any
 
 def check_template(options: ReadOptions) -> Template:
     """Returns the template of rows. Raises ConfigError."""
-    differ = not options.has_media  # rows with different media may share one prompt
+    differ = not options.has_media  # with media, all rows may have the same text
     if options.prompt is not None:
         return template_of(options.prompt, jinja=True, names_columns=differ)
     return template_of(DEFAULT_TEMPLATE if options.template is None else options.template, names_columns=differ)

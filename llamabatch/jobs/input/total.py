@@ -11,7 +11,7 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
 _BLOCK = 2**20
-_MOST_BYTES = 2**34  # the lines of larger files are not counted; counting reads about 1 GB/s
+_MOST_BYTES = 2**34  # the most bytes of a file whose lines are counted; counting reads about 1 GB/s
 
 
 class Seen(NamedTuple):
@@ -41,8 +41,8 @@ class Total:
     """The number of rows of all inputs that the options select.
 
     Streams, compressed files, .txt and CSV (its rows may have several lines) are not counted in advance. The bytes and
-    rows read so far give an estimate. It is good if the rows of a file are alike. Rows that are read ahead of the
-    engine count with their bytes, so they do not distort the estimate.
+    rows read so far give an estimate. The estimate is good if the rows of a file are alike. Rows that are read ahead of
+    the engine count as rows and as bytes, so they do not distort the estimate.
     """
 
     def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:

@@ -29,8 +29,8 @@ class Columns:
     Attributes:
         options: the options of the records.
         kept: the kept columns of the input, in order of appearance.
-        kinds: by name, the kind that fits all values of a kept column, of a field of the answers, and of "id".
-        filled: the columns that are not in `kinds`, and for which at least one row has a value.
+        kinds: the kind of each kept column, each field of the answers, and "id". A kind fits all values of its column.
+        filled: columns with a value in at least one row, apart from the columns in `kinds`.
     """
 
     options: RecordOptions

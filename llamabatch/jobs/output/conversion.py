@@ -66,7 +66,7 @@ def convert(
     start = len(own.header("part"))
     file = own.create()
     try:
-        lock_file(file, own.out)  # locked before the file gets the name of the output
+        lock_file(file, own.out)  # the file is locked before it gets the output's name
         sink = Sink(file)
         if suffix in formats.PARQUET:
             parquet.write(source, start, columns_of(source, start, options), sink, compression)

@@ -18,7 +18,7 @@ from llamabatch.jobs.output.columns import BEHIND, OPENAI, Columns, record_of
 from llamabatch.jobs.output.records import lines_of
 
 _TEXTS = ("id", "finish_reason", "reasoning", "error")
-_MOST_CELL = 2**30  # characters
+_MOST_CELL = 2**30  # the most characters of a cell
 
 
 def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
@@ -77,7 +77,7 @@ def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterat
             else:
                 texts = (*own, *_TEXTS, answer)
                 made = {name: _text(cell) if name in texts else _json(cell) for name, cell in values.items()}
-                made[answer] = values[answer]  # the answer of a row is never null
+                made[answer] = values[answer]  # an empty cell is the answer "", because no answer is null
             yield record_of(made, "openai" if is_openai else "flat", own)
     except (csv.Error, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -26,7 +26,7 @@ PLAIN: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getat
 _LOOK_S = 0.2
 _COPY_BYTES = 2**20
 
-# Changes that another program made to an open file.
+# Phrases for the changes that another program made to an open file.
 REMOVED = "was removed"
 REPLACED = "was replaced by another file"
 MOVED = "was moved"
@@ -93,7 +93,7 @@ class Files:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
             if not isinstance(cause, OSError) or cause.errno not in _NO_LINKS:
                 raise
-            self.rename(source, target)  # the file system has no links
+            self.rename(source, target)  # the file system has no hard links
             return
         self.remove(source)
         self.sync_folder(target.parent)

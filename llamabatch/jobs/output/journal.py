@@ -15,10 +15,10 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # bytes of dropped lines; a side file with fewer is not compacted
+_LEAST_GARBAGE = 4 * 2**20  # a side file is compacted only above this many bytes of dropped lines
 _TRIM = 65536
 _SUM = struct.Struct("<I")
-_PREFIX_BYTES = 9  # a waiting line begins with its checksum, 8 hexadecimal digits, and a blank
+_PREFIX_BYTES = 9  # a waiting line begins with its checksum (8 hexadecimal digits) and a blank
 _MOST_AT_ONCE = 2**20  # bytes of lines in one write
 
 
@@ -55,7 +55,7 @@ class InOrder:
 
     @property
     def side_files(self) -> list[AppendFile]:
-        """The open side files of the lines."""
+        """The open files of the checksums and of the waiting lines."""
         return [self._sums.file, self._ahead.file]
 
     def is_done(self, index: int) -> bool:
@@ -78,7 +78,7 @@ class InOrder:
                 n_bytes += len(waiting)
                 self._ahead.drop(end, waiting)
             if lines and (waiting is None or n_bytes > _MOST_AT_ONCE):
-                self._sums.add(lines)  # first, because a line without a checksum does not count
+                self._sums.add(lines)  # checksums come first, because a line without a checksum does not count
                 self._file.write(b"".join(lines))
                 self._next += len(lines)
                 lines, n_bytes = [], 0
@@ -142,7 +142,7 @@ class AsFinished:
 
     @property
     def side_files(self) -> list[AppendFile]:
-        """The open side files of the lines."""
+        """The open file of the checksums."""
         return [self._sums.file]
 
     def is_done(self, index: int) -> bool:
@@ -184,7 +184,7 @@ class Checksums:
 
     @staticmethod
     def read(own: OwnFiles, path: Path) -> Iterator[int] | None:
-        """Returns an iterator of the lines' checksums in order, 0 for a missing one; None: there is no file."""
+        """Returns an iterator of the lines' checksums in order, 0 for a missing checksum; None: no file."""
         return _sums(path, len(own.header("sums"))) if own.exists(path, "sums") else None
 
     @staticmethod
@@ -342,7 +342,7 @@ class Offsets:
         return self._offsets[i] if 0 <= i < len(self._offsets) and self._offsets[i] >= 0 else None
 
     def put(self, index: int, offset: int) -> None:
-        """Stores the offset of an index, which must not be below the base."""
+        """Stores the offset of an index. The index must be `base` or more."""
         i = index - self._base
         if i >= len(self._offsets):
             self._offsets.extend([-1] * (i + 1 - len(self._offsets)))
@@ -350,7 +350,7 @@ class Offsets:
         self._offsets[i] = offset
 
     def drop(self, index: int) -> None:
-        """Drops an index, which must be the first that is left."""
+        """Drops an index. It must be the lowest index that is left."""
         self._offsets[index - self._base] = -1
         self.n -= 1
         if index - self._base >= _TRIM:

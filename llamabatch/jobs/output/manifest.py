@@ -21,8 +21,8 @@ from llamabatch.utils.checks import integer, show
 FORMAT = 1  # the version of the manifest and of the files beside it
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
-_MOST_NAME = 200  # characters of a name in a message
-_SHOWN = 5  # differences that a message names
+_MOST_NAME = 200  # the most characters of a name in a message
+_SHOWN = 5  # the most differences in a message
 _BEGINS = re.compile(rb'\s*\{\s*"format"\s*:')
 _SUMS = re.compile(r"([0-9a-f]{8})*")
 
@@ -220,7 +220,8 @@ def _ending(value: object) -> Ending | None:
 
 
 def output_of(path: Path) -> Path | None:
-    """Returns the output that a file is or belongs to; None: the file belongs to no job. Links are followed.
+    """Returns the output to which a file belongs, or the file itself if it is an output. Links are followed. None: the
+    file belongs to no job.
 
     Raises:
         ConfigError: the manifest of the output cannot be read.
@@ -228,7 +229,7 @@ def output_of(path: Path) -> Path | None:
     out = Path(os.path.realpath(path))
     while True:
         found = read(manifest_of(out))
-        if found is not None and found.is_own:  # otherwise the file of this name is another program's
+        if found is not None and found.is_own:  # otherwise another program's file has the manifest's name
             if found.manifest is None:
                 raise ConfigError(
                     f"{path} is no input: it seems to belong to the job of {manifest_of(out)}, which is damaged "

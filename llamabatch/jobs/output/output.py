@@ -32,7 +32,7 @@ from llamabatch.utils.system import most_name_bytes
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
 
-# A function that returns the settings of a job. It gets the inputs in the output's manifest; None: no manifest.
+# A function that returns the settings of a job. Its argument: the inputs in the output's manifest; None: no manifest.
 Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")
@@ -246,7 +246,7 @@ class Output(RecordWriter):
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
-        """Syncs if the last sync is `sync_s` ago. Called by the loop even while no row finishes. Raises OutputError."""
+        """Syncs if the last sync is `sync_s` ago. The loop calls it even while no row finishes. Raises OutputError."""
         if time.monotonic() - self._synced_at >= self.options.sync_s:
             self.sync()
 
@@ -324,7 +324,7 @@ class Output(RecordWriter):
             raise OutputError(self._rescue(lines, change))
 
     def _rescue(self, file: AppendFile, change: str) -> str:
-        """Saves the lines of a changed file if its name is gone. Returns the error message, with the lines' place."""
+        """Saves the lines of a removed or replaced file. Returns the error message, which says where the lines are."""
         assert self._journal is not None
         rows = f"rows ({self._journal.n_done - self._journal.n_waiting:,})"
         message = f"{file.path} {change} while the job ran. "

@@ -30,14 +30,14 @@ from llamabatch.jobs.output.files import PLAIN, AppendFile, Files
 Kind = Literal["ahead", "part", "sums"]
 KINDS: tuple[Kind, ...] = ("ahead", "part", "sums")
 
-LONGEST_SUFFIX = 13  # characters, as in ".0123abcd.tmp"
+LONGEST_SUFFIX = 13  # characters of the longest suffix, ".0123abcd.tmp"
 
 _MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED = ".job.json", ".ahead", ".part", ".sums", ".lock", ".rescued"
 _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
-_LEAST_TORN = 16  # bytes at the start of a header; no other program's file begins with them
+_LEAST_TORN = 16  # the least bytes of a torn header; no other program's file begins with these bytes
 # The first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV.
 _MADE_STARTS = (
     b"PAR1",
@@ -70,7 +70,7 @@ class OwnFiles:
 
     @property
     def temporary(self) -> Path:
-        """The path of a new file before it is renamed: in the same folder, with a part of the job's id."""
+        """The path of a new file before it is renamed. The name has a part of the job's id."""
         return self.out.with_name(f"{self.out.name}.{self.job_id[:8]}.tmp")
 
     def exists(self, path: Path, kind: Kind) -> bool:
@@ -119,7 +119,7 @@ class OwnFiles:
             file.reopen()
 
     def open(self, path: Path, kind: Kind) -> AppendFile:
-        """Opens the job's file of this name, or creates it. Raises ConfigError as `exists`, OutputError."""
+        """Opens the job's file of this name, or creates it. Raises OutputError, and ConfigError as `exists` does."""
         if self.exists(path, kind):
             return AppendFile(self.files, path, new=False)
         file = self.create(kind)
@@ -131,12 +131,12 @@ class OwnFiles:
         return file
 
     def remove(self, path: Path, kind: Kind) -> None:
-        """Removes the file if it exists. Raises ConfigError as `exists`, OutputError."""
+        """Removes the file if it exists. Raises OutputError, and ConfigError as `exists` does."""
         if self.exists(path, kind):
             self.files.remove(path)
 
     def remove_torn(self, path: Path, kind: Kind) -> None:
-        """Removes a file that ends within its first line. Raises ConfigError as `head`, OutputError."""
+        """Removes a file that ends within its first line. Raises OutputError, and ConfigError as `head` does."""
         begin, due = head(path), self.header(kind)
         if begin is not None and begin.startswith(due[:_LEAST_TORN]) and begin != due and due.startswith(begin):
             self.files.remove(path)
@@ -189,7 +189,7 @@ def foreign(path: Path, why: str) -> ConfigError:
 
 
 def job_of(path: Path, kind: Kind) -> str | None:
-    """Returns the id of the job that the file names; None: no file, or no id. Raises ConfigError as `head`."""
+    """Returns the id of the job that the file names; None: no file, or no id. Raises ConfigError as `head` does."""
     match = _HEADER.match(head(path) or b"")
     return match[2].decode() if match and match[1] == kind.encode() else None
 
@@ -256,5 +256,5 @@ def without_suffix(name: str) -> str | None:
 
 
 def _same_start(begin: bytes, due: bytes) -> bool:
-    """Returns True if `begin` starts with `due`, or is a part of `due` that a killed process has written."""
+    """Returns True if `begin` starts with `due`, or is only the beginning of `due`, as a killed process leaves it."""
     return begin[: len(due)] == due[: len(begin)]

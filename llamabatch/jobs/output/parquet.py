@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 _GROUP_ROWS = 10_000
-_GROUP_BYTES = 16 * 2**20  # bytes of the JSON lines from which a group of rows is made
+_GROUP_BYTES = 16 * 2**20  # bytes of JSON lines in one group of rows
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys that a record has even with the value None
 
@@ -116,7 +116,7 @@ def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Ite
 
 
 def _packed(value: Any) -> Any:
-    """Returns a record in the types of the columns. The values of _JSON become text. A lone surrogate becomes "?"."""
+    """Returns a record in the types of the columns. Values of _JSON become JSON texts. A lone surrogate becomes "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

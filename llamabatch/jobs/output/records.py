@@ -27,7 +27,8 @@ from llamabatch.utils.checks import boolean, choice, show
 Shape = Literal["auto", "flat", "openai"]
 SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 
-# A record has its number first and its error last. So a survey finds both without parsing the JSON, which is slow.
+# The start of a record with its number. The number is first and the error last, so that a survey finds both without
+# parsing the JSON, which is slow.
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
@@ -52,11 +53,11 @@ class RecordOptions:
         shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for other lines.
         token_ids: flat records have "token_ids".
         times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens". Records of
-            OpenAI's format have the time in "created" (otherwise 0), and usage.prompt_tokens_details.
+            OpenAI's format have the time in "created" (0 without `times`), and usage.prompt_tokens_details.
         model: the value of "model" in OpenAI's format for an input line that names no model.
         answer: the name of the column with the generated text in flat records.
-        parse: fields of the answers (objects of JSON) that become columns in flat records. True: the fields of the
-            job's JSON schema, which Settings fills in. A field is null if the row failed or its answer was cut.
+        parse: fields of the answers (objects of JSON) that become columns in flat records. True: all fields of
+            the job's JSON schema; Settings replaces True. A field is null if the row failed or its answer was cut.
 
     Raises:
         ConfigError: a value is out of range.
@@ -251,7 +252,7 @@ def _openai_error(row: Row | BadRow, code: str, message: str) -> dict[str, Any]:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """Returns a record as a line of JSON in UTF-8. Lone surrogates are escaped; numbers that are not finite are
+    """Returns a record as a line of JSON in UTF-8. Lone surrogates are escaped. Numbers that are not finite become
     null."""
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)

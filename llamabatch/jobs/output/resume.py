@@ -96,8 +96,8 @@ class JobFiles:
         """Finds the job of the output and repairs its lines, or begins a new job.
 
         Args:
-            make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. It
-                gets the inputs in the manifest; None: no manifest.
+            make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. Its
+                argument: the inputs in the manifest; None: no manifest.
             check_ids: gets {number: id} of finished rows if --force resumes with other inputs or without a manifest.
                 It raises ConfigError if the inputs have another id for one of these numbers.
 

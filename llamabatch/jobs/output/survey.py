@@ -27,9 +27,9 @@ class Survey:
         n_rows: the number of complete lines of this job.
         n_errors: the number of failed rows among them.
         size: the bytes up to the end of the last complete line. The rest is torn.
-        done: the indices of the complete lines. Empty if they are in the order of the input, 0 .. n_rows - 1.
-        n_unrecorded: the number of lines without a checksum at the end. A system crash leaves such lines. They count as
-            torn.
+        done: the indices of the complete lines. Empty if the lines are in the order of the input, 0 .. n_rows - 1.
+        n_unrecorded: the number of lines at the end that have no checksum. A system crash leaves such lines. They count
+            as torn.
         damage: a fault that an interruption cannot explain; None: there is no such fault.
     """
 

@@ -40,7 +40,7 @@ from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
 _KNOWN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-MIN_BUDGET = 1  # tokens of thinking; Anthropic's own minimum is 1,024
+MIN_BUDGET = 1  # the smallest budget_tokens; Anthropic's own minimum is 1,024
 
 _BLOCK: Json = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
 _CONTENT: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
@@ -168,7 +168,7 @@ def _messages(place: str, message: object, given: Body, *, shown: bool) -> Itera
 def _own_blocks(
     where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the path of each block that the chat can use, and the block.
+    """Yields each block that the chat can use, with its path in the body.
 
     Blocks that only a service writes are ignored and named in a header. Texts replace documents, search results and
     tool references.
@@ -192,7 +192,7 @@ def _own_blocks(
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":
             yield place, {"type": "text", "text": _text_of_search(place, block)}
-        elif kind == "tool_reference":  # the body's list of tools has the tool itself
+        elif kind == "tool_reference":  # the text is only the name; the field `tools` has the tool
             yield place, {"type": "text", "text": string(f"{place}.tool_name", block.get("tool_name"))}
         elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
@@ -275,7 +275,7 @@ def _call(where: str, block: Mapping[str, Any]) -> Json:
     name, arguments = string(f"{where}.name", block.get("name")), block.get("input")
     if not isinstance(arguments, (Mapping, str, type(None))):
         raise PromptError(f"{where}.input is {show(arguments)}; give an object")
-    # A client sends a text if the call was cut off. The text is the incomplete JSON of the arguments.
+    # After a call that was cut off, a client sends the incomplete JSON of the arguments as a text.
     text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments or ""
     function = {"name": name, "arguments": text}
     return {"id": string(f"{where}.id", block.get("id")), "type": "function", "function": function}

@@ -23,7 +23,7 @@ _EMPTY_TEXT = '{"type":"text","text":"","citations":[]}'
 
 @dataclass(frozen=True)
 class MessageHead:
-    """The id and model of a response. In a stream, the first event has them.
+    """The id and the model of a response. A stream sends them in its first event.
 
     Attributes:
         model: the name that the caller asked for.
@@ -39,7 +39,7 @@ class MessageHead:
         return cls(f"msg_{number}", serving.names[0] if body.model is None else body.model)
 
     def document(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
-        """Returns a message."""
+        """Returns a message in Anthropic's format."""
         return {
             "id": self.id,
             "type": "message",
@@ -137,7 +137,7 @@ class MessageEvents:
         self._index = -1  # index of the open block, or of the last closed block; -1: no block yet
         self._open: str | tuple[str, int] | None = None  # kind of the open block; for a call, kind and index
         self._has_called = False
-        self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
+        self._has_thought = False  # True: there is thinking, and `end` counts its tokens
         self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 

@@ -40,7 +40,7 @@ class Checked:
 
 
 def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambda: False) -> Checked:
-    """Checks all lines of a file. A wrong field in a body is found only when its line runs, and fails only that line.
+    """Checks all lines of a file, but not the fields of their bodies: a line with a wrong field fails when it runs.
 
     Args:
         stopped: the check ends early when `stopped` returns true.

@@ -16,9 +16,9 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
-LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 30 * 86400  # OpenAI's bounds
+LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 30 * 86400  # OpenAI's bounds for expires_after, in seconds
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
-_MOST_NAME = 200  # characters
+_MOST_NAME = 200  # characters of a file's name
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
@@ -89,7 +89,7 @@ class BatchRecord:
         input_file_id: the id of the file of lines.
         completion_window: the window as the caller wrote it, such as "24h".
         status: the status in OpenAI's words.
-        created_at … cancelled_at: when the batch entered each status, in seconds since 1970; None: it did not.
+        created_at … cancelled_at: when the batch entered each status, in seconds since 1970; None: not yet, or never.
         expires_at: the end of the window, in seconds since 1970.
         output_file_id, error_file_id: the ids of the result files; None: there is no file, or the batch has not ended.
         total, completed, failed: numbers of lines. A running batch updates them from time to time.
@@ -97,7 +97,7 @@ class BatchRecord:
         metadata: the metadata of the caller.
         output_expires_s: the seconds after which the result files expire; None: they do not expire.
         model: name, size and digest of the model with which the batch began.
-        output_id, error_id: the ids of the result files, drawn before the files are written.
+        output_id, error_id: the ids of the result files, chosen before the files are written.
         ending: the status that follows "finalizing".
     """
 

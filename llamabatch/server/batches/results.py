@@ -1,6 +1,6 @@
 """The end of a batch: its journal becomes a file of results and a file of errors, in OpenAI's format.
 
-This step may be interrupted anywhere and repeated: the ids of the files are drawn before the step, a file gets its
+This step may be interrupted anywhere and repeated: the ids of the files are chosen before the step, a file gets its
 final name when it is complete, and the journal is removed last.
 """
 
@@ -95,9 +95,9 @@ def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
     """Returns the status and the body of the answer to a failed row."""
     _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
     try:
-        made = json.loads(mark + rest)  # without the name of the line, which comes first
+        made = json.loads(mark + rest)  # the text before `mark` is the name of the line
         return int(made[_STATUS]), dict(made["body"])
-    except (ValueError, KeyError, TypeError):  # an error of the engine or of the job
+    except (ValueError, KeyError, TypeError):  # no response: the engine or the job has failed
         is_refused = error["code"] == "invalid_request"
         failure = ApiError(400, error["message"]) if is_refused else ApiError.of_output(error["message"])
         return failure.status, failure.to_openai()

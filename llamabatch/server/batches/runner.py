@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
-MOST_RUNNING = 4  # batches at once; a batch in the second half of its window starts above this limit, too
-MOST_WAITING = 256  # unfinished batches
+MOST_RUNNING = 4  # limit of running batches; a batch in the second half of its window starts anyway
+MOST_WAITING = 256  # limit of unfinished batches, running or not
 _LOOK_S = 0.25  # seconds between two checks of all batches, and between two updates of a batch's counts
-_IDLE_S = 5.0  # seconds between two checks while no batch is unfinished
-_PAUSE_S = 10.0  # seconds until a batch that had no engine or no disk is tried again
+_IDLE_S = 5.0  # seconds between two checks while all batches have ended
+_PAUSE_S = 10.0  # seconds until a batch is tried again after an error of the engine or the disk
 _CLEAN_S = 60.0  # seconds between two removals of expired files and batches
 # The error code of lines that have not run, by the status with which the batch ends.
 _CODES: dict[Status, str] = {
@@ -63,7 +63,7 @@ class Host(Protocol):
         """Returns name, size and digest of the model."""
 
     def settings(self, source: Path, journal: Path) -> Settings:
-        """Returns the settings of a job from a file of lines to a journal."""
+        """Returns the settings of a job that reads the lines of `source` and writes `journal`."""
 
     def reader(self, endpoint: str) -> ReadLine:
         """Returns the reader for the lines of an endpoint."""
@@ -124,7 +124,7 @@ class Batches:
             each.thread.join()
 
     def add(self, batch: BatchRecord) -> None:
-        """Adds a batch. Raises ApiError if its file is missing or has results, or if too many batches wait."""
+        """Adds a batch. Raises ApiError if the file is missing or has results, or if too many batches run or wait."""
         with self.mutex, self.store.mutex:  # so that no thread deletes the file before the batch is stored
             file = self.store.file(batch.input_file_id)
             if file.purpose == OUTPUT_PURPOSE:
@@ -151,7 +151,7 @@ class Batches:
         return batch
 
     def waiting_for(self, batch: BatchRecord) -> str | None:
-        """Returns the problem of the disk or the engine for which a batch waits, in words; None: no such problem."""
+        """Returns the problem of the disk or the engine that keeps a batch waiting, in words; None: no such problem."""
         with self.mutex:
             if batch.has_ended or batch.id in self._running:
                 return None
@@ -161,7 +161,8 @@ class Batches:
 
     @property
     def has_work(self) -> bool:
-        """True while a batch runs or may begin. A batch that waits for another model or for the disk does not count."""
+        """True while a batch runs or may begin. A batch that waits for another model, or for room in
+        the folder, does not count."""
         with self.mutex:
             if self._running or self._was_full:
                 return bool(self._running)
@@ -297,7 +298,7 @@ class _Run:
         if self._batch.status == "validating" and not self._is_over():
             self._validate()
         batch = self._batch
-        if batch.status == "validating":  # the check was stopped: the server or the window ends
+        if batch.status == "validating":  # the check was stopped, because the server or the window ends
             if self._is_over():
                 self._finish("expired")
         elif batch.status == "in_progress":
@@ -345,7 +346,7 @@ class _Run:
             raise
         except (LlamaBatchError, ApiError) as error:
             if (full := _full_disk(error)) is not None:
-                raise full from error  # the batch continues when there is room
+                raise full from error  # the batch only pauses, until there is room
             logger.error("%s has failed: %s", self.batch_id, error)
             self._put(replace(self._batch, errors=(_error("server_error", without_paths(str(error))),)))
             return "failed"

@@ -28,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 ReaderOf = Callable[[Serving, str], ReadLine]
 
-_OF_THE_SERVER = ("model", "max_queue", "isolate")  # not passed to a job, which refuses them or sets them itself
+# Options of the engine that are not passed to a job. A job refuses them or sets its own values.
+_OF_THE_SERVER = ("model", "max_queue", "isolate")
 
 
 class BatchService:
-    """The files and batches of a server. Safe from any thread but the event loop's, because calls wait for the disk.
+    """The files and batches of a server. Call its methods on any thread but the event loop's: they wait for the disk.
 
     A folder that `data_dir` names is opened before the model is loaded. The default folder is made with the first file,
     so that a server without files writes nothing.
@@ -156,7 +157,7 @@ class ServingHost:
             str(journal),
             model=str(serving.model.path),
             reading=ReadOptions(),
-            # force: after a restart with other options, the job continues with the remaining lines
+            # `force` lets a job continue with its remaining lines after a restart with other options.
             writing=OutputOptions(
                 order="finished", force=True, records=RecordOptions(shape="openai", times=True, model=serving.names[0])
             ),

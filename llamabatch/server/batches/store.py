@@ -148,7 +148,7 @@ class Store:
             self._remove_file(file_id)
 
     def _remove_file(self, file_id: str) -> None:
-        self._files.remove(file_id)  # first: a restart removes a content without a record
+        self._files.remove(file_id)  # the record first, because a restart removes a content without a record
         self.content(file_id).unlink(missing_ok=True)
         self._measured_at = -math.inf
 

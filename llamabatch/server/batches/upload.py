@@ -18,7 +18,7 @@ from llamabatch.utils.format import file_size
 OVERHEAD_BYTES = 64 * 2**10  # bytes that a body may have beside its file
 _BLOCK = 2**20
 _MOST_PARTS = 16
-_MOST_FIELD = 4096  # bytes
+_MOST_FIELD = 4096  # bytes of a field that is not a file
 _MOST_HEADERS = 8192  # bytes of the headers of a part
 _EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
 _FIELDS = ("purpose", *_EXPIRY)
@@ -64,7 +64,7 @@ async def receive_file(
 
 
 async def _whole(work: asyncio.Future[None]) -> None:
-    """Waits for a thread's work even if the task is cancelled, because the caller then closes the thread's file."""
+    """Waits until a thread's work is done, even if the task is cancelled, so that the caller can close the file."""
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -124,7 +124,7 @@ class _Part:
 
 
 class Form:
-    """A parser of a form of multipart/form-data that comes in pieces.
+    """A parser for a body of multipart/form-data that comes in pieces.
 
     Attributes:
         fields: the fields that are not a file.

@@ -33,9 +33,9 @@ def seconds_of(window: object) -> int:
 class Window:
     """Decides when a batch leaves the background, by the rate at which the batch's rows finish.
 
-    The rate is measured over the last ten minutes. In the background a batch gets only what other requests leave free.
-    Outside the background, its rate is at least as high. A batch without a rate leaves the background in the middle of
-    its window.
+    The rate is measured over the last ten minutes. In the background, a batch gets only the rows that other
+    requests leave free. Outside the background, its rate is at least as high. A batch without a rate leaves
+    the background in the middle of its window.
 
     Args:
         begins, ends: the limits of the window in seconds, by the same clock as the times for `observe` and `is_near`.
@@ -49,7 +49,7 @@ class Window:
         """Notes the number of finished rows."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < _SPAN_S / _MOST_POINTS:
-            points[-1] = now, n_done  # replaces the newest point until it is far enough from the previous one
+            points[-1] = now, n_done  # replaces the newest point, which is too close to the second newest
         else:
             points.append((now, n_done))
         while len(points) > 2 and now - points[1][0] > _SPAN_S:

@@ -24,7 +24,7 @@ class HttpCounts:
 
     Args:
         routes: routes of the application. Their path templates are the values of the label `handler`.
-        prefix: a prefix that the path of a request may have.
+        prefix: removed from paths that begin with the prefix.
     """
 
     def __init__(self, routes: Iterable[BaseRoute] = (), prefix: str = "") -> None:

@@ -48,7 +48,7 @@ Endpoint = Callable[["HttpRequest"], Awaitable[Any]]
 SCOPE_SHAPE = "llamabatch.error_shape"  # key in an ASGI scope; the value is the ErrorShape of the request's dialect
 SCOPE_ERRORS = "llamabatch.errors"  # key in an ASGI scope; the value is a list of the request's errors
 CLIENT_CLOSED = 499  # nginx's status for a caller that has left
-FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError on a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the errno values of a full disk
 
 # OpenAI's type and code of each status, for an ApiError without a type or code of its own.
 _OPENAI: dict[int, tuple[str, str | None]] = {
@@ -75,8 +75,8 @@ _WORDS_OF_JSON = {"True": "true", "False": "false", "None": "null"}
 CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
-)  # OpenAI's code, llama-server's type
-# Errors of client/ contain one of these texts if the engine has ended.
+)  # for an input that is too large: OpenAI's code, llama-server's type
+# An error of the engine's client with one of these texts means that the engine has ended.
 _GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")
 
 
@@ -85,8 +85,8 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: text for people that names the value, the range and the fix. Clients get it without paths.
-        type, code: values for programs; if given as "" and None, OpenAI's values for the status.
+        message: text for people, with the value, the range and the fix. Clients get it without paths.
+        type, code: values for programs. "" for type and None for code mean OpenAI's values for the status.
         param: the field of the body that caused the error.
         headers: additional headers of the response.
         facts: numbers that the JSON has beside the message, such as n_prompt_tokens and n_ctx.
@@ -126,7 +126,7 @@ class ApiError(Exception):
             return cls(400, message, type=_CONTEXT_TYPE, code=CONTEXT_CODE, param=param, facts=facts)
         if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # the model cannot be loaded
             return cls(503, str(error))
-        if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for
+        if isinstance(error, ConfigError):  # the model cannot do this endpoint's task
             return cls(400, str(error), code="model_not_supported", param=param or "model")
         if isinstance(error, InputError):
             return cls(400, _QUOTED_OR_WORD.sub(_in_json, str(error)), param=param)
@@ -149,10 +149,10 @@ class ApiError(Exception):
     @classmethod
     def of_output(cls, error: str) -> ApiError:
         """Converts the error of a RequestOutput. The status is 504 for a missed deadline, 500 for a request that
-        crashes the engine, 400 for a structured output that costs too much to follow, 503 for an engine that has ended,
+        crashes the engine, 400 for a structured output whose grammar costs too much, 503 for an engine that has ended,
         and 500 for any other error."""
         before, deadline, late = error.partition(DEADLINE_EXCEEDED)
-        if deadline:  # `before` names the prompt if the request had several
+        if deadline:  # `before` names one of several prompts, or is empty
             return cls(504, before + late)
         if KILLS_ALONE in error:
             return cls(500, error, code="engine_crash")
@@ -198,7 +198,7 @@ def error_body(error: ApiError, scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
-    """Returns a decorator that gives the errors of an endpoint a dialect's shape."""
+    """Returns a decorator that gives the errors of an endpoint the shape of a dialect."""
 
     def decorate(endpoint: Endpoint) -> Endpoint:
         @functools.wraps(endpoint)
@@ -212,7 +212,7 @@ def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
 
 
 def check_ends(output: RequestOutput) -> None:
-    """Raises ApiError if the request failed, or if the shutdown of the server has ended it."""
+    """Raises ApiError if the request failed, or if it was ended because the server shuts down."""
     if output.error is not None and (error := output.exception()) is not None:
         raise ApiError.of(error)
     if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):
@@ -220,7 +220,7 @@ def check_ends(output: RequestOutput) -> None:
 
 
 def log_error(what: str, error: BaseException) -> None:
-    """Logs where an exception was raised. Omits the exception's text, because it may contain parts of prompts."""
+    """Logs the class and traceback of an exception, without its text, which may contain parts of prompts."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     logger.error("%s: %s\n%s", what, type(error).__name__, frames)
 

@@ -1,6 +1,6 @@
-"""Ids of responses and of requests in the log. They need not be secret, because they only tell responses apart.
+"""Ids of responses and of requests in the log. The ids need not be secret, because they only tell responses apart.
 
-They do not use `os.urandom`: it releases the interpreter lock, and other threads would delay each short response.
+They are not from `os.urandom`, which releases the interpreter lock: other threads would then delay short responses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llamabatch.utils.lifetime import in_forks
 current_id: ContextVar[str | None] = ContextVar("llamabatch.request_id", default=None)
 """The id of the current request in its headers and in the log; None outside of a request."""
 
-_random = random.Random()  # independent of a seed that the host program sets
+_random = random.Random()  # unaffected if the host program seeds `random`
 
 
 def random_hex(n_bytes: int = 12) -> str:

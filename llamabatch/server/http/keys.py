@@ -43,8 +43,7 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # (time, count) entries of the last WINDOW_S seconds. Without rpm, _requests gets no entries.
-        # Without tpm, _tokens gets no entries.
+        # (time, count) entries of the last WINDOW_S seconds, for rpm and for tpm. Empty if the limit was never set.
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -70,7 +69,7 @@ class KeyUse:
             self.counts = self.counts._replace(requests=self.counts.requests + 1)
 
     def spend(self, n_tokens: int) -> None:
-        """Counts tokens of an admitted request. Above the limit, `enter` refuses later requests, but not this one."""
+        """Counts tokens of an admitted request. Raises nothing; above the limit, `enter` refuses later requests."""
         with self._lock:
             if self.key.tpm is not None:
                 _add(self._tokens, self._clock(), n_tokens)
@@ -92,7 +91,7 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns the seconds until the count of the last WINDOW_S is below `limit` (0: no wait), and `what` as given."""
+    """Returns the seconds until the count of the last WINDOW_S is below `limit` (0: no wait), and `what`."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -124,13 +123,14 @@ class KeyRing:
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Replaces the keys. A key that was valid before keeps its usage and, if it has no name, its number."""
+        """Replaces the keys. A key that was valid before keeps its usage. A key without a name also keeps its
+        number (as in key3)."""
         found: dict[bytes, KeyUse] = {}
         given = {self._digest(key.key.encode()): key for key in keys}
         taken = {use.key.name for digest, use in self._uses.items() if digest in given}
         for digest, key in given.items():
             use = self._uses.get(digest)
-            if _NO_NAME.fullmatch(key.name):  # named by its position; another key may have the same name
+            if _NO_NAME.fullmatch(key.name):  # options.py made the name; another key may have the same name
                 if use is not None and _NO_NAME.fullmatch(use.key.name):
                     key = key._replace(name=use.key.name)
                 elif key.name in taken:

@@ -34,11 +34,11 @@ def configure(options: ServerOptions) -> logging.Handler:
         found.addHandler(handler)
         found.propagate = False
         found.addFilter(_is_of_use)
-        # uvicorn's "info" lines repeat the server's own lines
+        # At level "info", uvicorn's lines of this level are hidden, because they repeat the server's own lines.
         found.setLevel(level if name == "llamabatch" or options.log_level != "info" else logging.WARNING)
     return handler
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for uvicorn's lines about malformed requests (the protocol counts them) and WebSockets (not served)."""
+    """False for uvicorn's lines about malformed requests (BoundedProtocol counts them) and WebSockets (not served)."""
     return not str(record.msg).startswith(_OF_NO_USE)

@@ -19,7 +19,7 @@ class ErrorShapes:
 
     Args:
         by_path: shapes by path. A shape also applies to all paths below its path.
-        prefix: a prefix that the path of a request may have.
+        prefix: removed from paths that begin with the prefix.
     """
 
     def __init__(self, app: Any, by_path: Mapping[str, ErrorShape], prefix: str = "") -> None:
@@ -40,7 +40,7 @@ class RefusesReadably:
     """A middleware that reads and drops the rest of a body for some seconds before a response closes the connection.
 
     If the connection closed while the client still sends, the client would see a reset instead of the response. A
-    client that waits for `100 Continue` sends no body before the response.
+    request with `Expect: 100-continue` passes unchanged, because its client waits before it sends the body.
     """
 
     def __init__(self, app: Any) -> None:
@@ -99,7 +99,7 @@ class EndsWithItsClient:
     """A middleware that cancels the handler of a POST request, streamed or not, when the client disconnects.
 
     Without this middleware, a handler that waits for the engine would notice the disconnect only when it sends. The
-    watch starts after the whole body has been read, because body and disconnect arrive on the same channel.
+    watch for the disconnect starts after the whole body has been read: body and disconnect share one channel.
     """
 
     def __init__(self, app: Any) -> None:

@@ -25,8 +25,8 @@ _ROOTS = {
 }
 _NAME = r"[^\s/\\'\"`,;:()<>|]+"
 _DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
-_BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # excludes matches within a relative path, a URL or a JSON pointer
-# Matches the lists of other models in the same folder, which messages of gguf/resolve.py contain.
+_BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not inside a relative path, JSON pointer or URL, except after file://
+# Matches a list of a folder's other models in a message of gguf/resolve.py.
 _NEIGHBOURS = re.compile(
     r"""; did you mean (['"])[^\n]*\.gguf\1\?|(?<=is a directory) with (?=['"])[^\n]*(?=; give the path)"""
 )

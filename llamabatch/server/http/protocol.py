@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_RATE = 16 * 2**10  # bytes a second; a body that arrives at this rate may take longer than body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
-_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds to the second check of a half-closed client, then between checks
+_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds between checks of a half-closed client: the first two, later ones
 _PER_HEADER = 4  # bytes of a header beside its name and value: ": " and the end of the line
 
 
@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._enter(_BUSY)
             self._stop_write_timer()
-        finally:  # the call of super tells the request that its client has left
+        finally:  # super() tells the request that its client has left
             super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -101,7 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase == _HEAD:
             self._head_bytes += len(data)
         super().data_received(data)
-        # The parser calls on_header at the end of a header, so without this check a value could be endless.
+        # The parser calls on_header only at the end of a header. Without this check a value could be endless.
         if self._phase == _HEAD and self._head_bytes > self.options.max_header_bytes:
             self._refuse(self._head_too_large())
 
@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Sends an error response after the parser has failed, by itself or because of `_fail`."""
+        """Sends an error response after the parser has failed or `_fail` has stopped it."""
         if self._refusal is None:
             self.malformed.add(self.loop)
         self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))
@@ -228,7 +228,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Sends an error and closes the connection. Sends no error if a response has begun."""
         cycle = self.cycle
-        # If the response has not begun, the client can get this error as its response.
         if cycle is None or cycle.response_complete or (not cycle.response_started and not self.pipeline):
             body = json.dumps(error.to_openai()).encode()
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
@@ -236,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
             fields["Connection"] = "close"
             head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             self.transport.write(head.encode("latin-1") + b"\r\n" + body)
-            if cycle is None or cycle.response_complete:  # otherwise RequestLog counts the request
+            if cycle is None or cycle.response_complete:  # RequestLog counts the request of an open cycle
                 self.counts.add_unread(error.status)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # the application must not write after this error
@@ -246,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class CycleWithoutChunks(RequestResponseCycle):
-    """Sends a body of unknown length unchunked and ends it by closing the connection: HTTP/1.0 has no chunks."""
+    """Sends a body of unknown length without chunks, for HTTP/1.0. Closing the connection ends the body."""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -254,7 +253,7 @@ class CycleWithoutChunks(RequestResponseCycle):
             if not self._has_length:
                 self.chunked_encoding = False
         elif not self._has_length and self.scope["method"] != "HEAD":
-            self.expected_content_length = len(message.get("body", b""))  # uvicorn checks the length of each part
+            self.expected_content_length = len(message.get("body", b""))  # otherwise uvicorn's length check would raise
         await super().send(message)
 
 

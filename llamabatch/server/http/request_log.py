@@ -1,8 +1,8 @@
 """RequestLog, a middleware that gives each request an id, counts requests, and logs failures or all requests.
 
 The line of a failure has id, method, path, status, code and reason. The line of any request has client, name of the
-key, method, path, status and seconds. No line has parts of a body, a query or a header but X-Request-Id. Lines leave
-out error messages of statuses below 500, because these messages may quote such parts.
+key, method, path, status and seconds. No line has parts of a body, a query or a header, except X-Request-Id.
+Lines leave out error messages of statuses below 500, because these messages may quote such parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RequestLog:
     """A middleware around everything that may fail.
 
     An exception that reaches this middleware becomes an error response, so that no other log shows its text. The id of
-    a request comes from its header X-Request-Id, or is new. The response has the id in X-Request-Id and Request-Id.
+    a request comes from its header X-Request-Id, or is random. The response has the id in X-Request-Id and Request-Id.
 
     Args:
         counts: counts each request when the request ends.
@@ -95,7 +95,7 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
         parts.append(error.code)
     if error is not None and failed >= 500:
         parts.append(error.message)
-    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # the message may contain values
+    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # the message may quote values
         parts.append(f"the field {error.param}")
     reason = ": ".join(map(str, parts))
     logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], _shown_path(scope), reason)
@@ -107,7 +107,8 @@ def _shown_path(scope: Scope) -> str:
 
 
 def _is_poll(scope: Scope, error: ApiError | None) -> bool:
-    """True for a poll of a server that is not ready. Load balancers poll often, and states are logged elsewhere."""
+    """True for a GET or HEAD that found the server not ready. Load balancers send many such requests, and other lines
+    of the log have the server's state."""
     return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
 
 

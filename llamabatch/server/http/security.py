@@ -1,8 +1,8 @@
 """Plain ASGI middlewares that check a caller before the body is read: Host, Origin with CORS, and keys.
 
 The checks prevent DNS rebinding: a web page can let its own host name resolve to 127.0.0.1 and then talk to a local
-server as to its own. Host and Origin reveal such a page. On other addresses keys protect the server, because a page
-has no key.
+server as if it were the page's own server. Host and Origin reveal such a page. Keys protect a server on other
+addresses, because the page has no key.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PUBLIC_FOLDER = "/page/"
 METRICS = "/metrics"
 _EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # response headers that pages may read
 _PREFLIGHT_S = b"600"  # seconds for which a browser may reuse the answer to a preflight
-_POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
+_POLICY_VIOLATION = 1008  # close code of a WebSocket (RFC 6455, 7.4.1)
 
 
 def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> App:
     """Returns the application behind the checks that the options ask for.
 
     Args:
-        keys: the key ring to check with, if the caller reads or replaces keys later; None: a new ring of the options.
+        keys: the key ring to check with, if the caller reads or replaces keys later; None: a ring of options.keys.
     """
     if options.api_keys:
         keys = KeyRing(options.keys) if keys is None else keys
@@ -44,7 +44,7 @@ def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> Ap
 
 
 class HostCheck:
-    """Refuses requests (403) whose Host header names another host.
+    """Refuses requests (403) with a Host header that names another host.
 
     A connection to a loopback address must name this machine, an IP address, or one of `allowed`. Other connections are
     checked only if `allowed` has names. A request without Host does not come from a browser and passes.
@@ -79,7 +79,7 @@ class HostCheck:
     def _admits(self, name: str, scope: Scope) -> bool:
         if not self._allowed and not on_loopback(scope):
             return True
-        if ANY in self._allowed or is_loopback(name) or is_ip(name):  # an IP address cannot be rebound
+        if ANY in self._allowed or is_loopback(name) or is_ip(name):  # DNS rebinding needs a name
             return True
         return name in self._allowed or any(
             pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._allowed

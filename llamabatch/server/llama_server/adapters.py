@@ -62,7 +62,7 @@ async def set_scales(request: HttpRequest) -> Any:
     """Sets the scales of the adapters for later requests that name no adapters."""
     serving = serving_of(request)
     serving.check_ready()
-    data = b'{"adapters":' + await request.body() + b"}"  # read_json refuses a list
+    data = b'{"adapters":' + await request.body() + b"}"  # an object, because read_json refuses a list
     body = read_json(data, request.headers)
     if len(body) > 1:
         raise ApiError(400, "the body is no JSON: there is text after the list")

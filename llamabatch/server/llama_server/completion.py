@@ -90,7 +90,7 @@ async def _outputs(serving: Serving, limit: TimeLimit, call: RequestStream) -> l
 
 
 def _end(serving: Serving, call: RequestStream, places: list[int]) -> None:
-    """Aborts the requests of these prompts. Their outputs so far still arrive from `call`."""
+    """Aborts the requests of the prompts with these indices. Outputs made so far still arrive from `call`."""
     assert call.submission is not None
     serving.abort([call.submission.requests[place].request_id for place in places])
 

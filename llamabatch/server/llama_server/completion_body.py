@@ -16,7 +16,7 @@ from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_with_media
 from llamabatch.utils.checks import show
 
-MAX_FIELDS = 256  # names in response_fields
+MAX_FIELDS = 256  # the largest number of names in response_fields
 
 _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 
@@ -50,7 +50,7 @@ class LlamaCompletionBody(Generation):
     Attributes:
         prompts: one or several prompts.
         is_list: the response is a list with an entry for each prompt and continuation.
-        limit_ms: milliseconds from the first token on. Then the output ends once it has a line break. 0: no limit.
+        limit_ms: milliseconds from the first token on, after which an output with a line break ends. 0: no limit.
         fields: the fields of the response; (): all.
     """
 

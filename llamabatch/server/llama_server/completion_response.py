@@ -22,8 +22,8 @@ from llamabatch.server.response.timings import output_timings, prompt_timings
 
 Json = dict[str, Any]
 
-NO_SLOT = -1  # a response names no slot, because a request may change slots
-_LOWEST = -3.4028234663852886e38  # llama-server's logarithm of 0
+NO_SLOT = -1  # the id_slot of all responses, because a request may change slots
+_LOWEST = -3.4028234663852886e38  # the logprob of probability 0, as in llama-server
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Context:
         """
         body, n_output = self.body, len(each.token_ids)
         n_prompt = len(output.prompt_token_ids)
-        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # without image cells
+        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # negative: a cell of media
         stop_type, word = _stop(each, cut)
         document: Json = {
             "index": index,
@@ -94,7 +94,7 @@ class Context:
         """Returns True if the context was full: the output ended there, or overflow="shift" dropped tokens."""
         params, n_output = self.body.params, len(each.token_ids)
         if params.overflow == "shift":
-            return n_prompt + n_output > self.n_ctx + 1  # the last token sampled needs no cell
+            return n_prompt + n_output > self.n_ctx + 1  # + 1: the last sampled token needs no cell
         return each.finish_reason is FinishReason.LENGTH and (params.max_tokens is None or n_output < params.max_tokens)
 
     @property
@@ -172,7 +172,7 @@ def probabilities(
     def entry(place: int) -> Json:
         token_id, given = token_ids[place], logprobs[place]
         likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
-        if post_sampling:  # a forced token is left out, because it could not be drawn
+        if post_sampling:  # a forced token that could not be drawn is left out
             likeliest = [(other, one) for other, one in likeliest if one.logprob > NEVER]
         return {
             **_token(token_id, given[token_id].logprob, model, post_sampling),
@@ -193,7 +193,7 @@ def _token(token_id: int, logprob: float, model: Model, post_sampling: bool) -> 
 
 
 class TimeLimit:
-    """llama-server's t_max_predict_ms: an output ends once it has a line break and its time is over.
+    """llama-server's t_max_predict_ms: an output ends when its time is over and it has a line break.
 
     Args:
         limit_ms: milliseconds from the first token on; 0: no limit.
@@ -240,7 +240,7 @@ class LlamaCompletionChunks:
         self._n_prompt: dict[int, int] = {}  # tokens of each prompt
         self._n_output: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
-        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: tokens done, and how many of them were cached
+        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: tokens done, and cached tokens among them
         self._due: list[str] = []  # progress events that wait to be sent
         self._began_s = time.perf_counter()
 
@@ -272,7 +272,7 @@ class LlamaCompletionChunks:
         return "".join(events).encode()
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True for large outputs, and for the last output of a prompt: its event has the prompt as text."""
+        """Returns True for large outputs and for the last output of a prompt, whose event has the prompt as text."""
         return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
 
     def end_takes_long(self) -> bool:
@@ -327,7 +327,7 @@ class LlamaCompletionChunks:
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
-        """Writes one event for the new tokens; with probabilities, one event a token. The last event has the text."""
+        """Writes one event for the new tokens; with probabilities, one for each token. The last event has the text."""
         index = output.prompt_index * self._n + output.index
         tokens = output.token_ids
         if not tokens:

@@ -23,4 +23,4 @@ def error_document(error: ApiError) -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.public_message, "type": kind, **error.facts}}
 
 
-in_dialect = in_shape(error_document)  # a decorator of endpoints
+in_dialect = in_shape(error_document)  # a decorator that gives an endpoint's errors this format

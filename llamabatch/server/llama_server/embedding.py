@@ -25,7 +25,7 @@ from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
 
 MAX_NORM = 64
-_LARGEST = 32760.0  # the largest element with norm 0, as in llama.cpp's common_embd_normalize
+_LARGEST = 32760.0  # largest element of a vector with norm 0, as in llama.cpp's common_embd_normalize
 
 Vector = npt.NDArray[np.float32]
 

@@ -43,7 +43,7 @@ def props_document(serving: Serving) -> Json:
         },
         "total_slots": slots_of(config),
         "model_alias": serving.names[0],
-        "model_path": model.path.name,  # without the folder, because callers need not know the folders of this machine
+        "model_path": model.path.name,  # only the name: callers need not know this machine's folders
         "modalities": {"vision": IMAGE in media, "video": False, "audio": SOUND in media},
         "media_marker": MARK,
         "endpoint_slots": options.slots,

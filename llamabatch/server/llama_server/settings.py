@@ -10,7 +10,7 @@ from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.request.generation import filled
 
-RANDOM_SEED = 2**32 - 1  # llama-server's value for no seed
+RANDOM_SEED = 2**32 - 1  # the seed that llama-server shows if a request has no seed
 
 Json = dict[str, Any]
 
@@ -61,7 +61,7 @@ def generation_settings(
         "stream": stream,
         "logit_bias": [
             *({"token": token, "bias": bias} for token, bias in full.biases),
-            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: a ban
+            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: banned
         ],
         "n_probs": max(0, full.logprobs or 0),
         "min_keep": 0,

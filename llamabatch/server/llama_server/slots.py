@@ -23,11 +23,11 @@ from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 _YES, _NO = ("1", "true"), ("0", "false", "")
-MAX_WATCHERS = 32  # the most open streams of this process
+MAX_WATCHERS = 32  # the largest number of open streams in this process
 
 
 def slot_documents(states: list[EngineState], *, speculates: bool) -> list[Json]:
-    """Returns llama-server's list of slots, numbered across all engines."""
+    """Returns llama-server's list of slots, numbered through all engines."""
     found, first = [], 0
     for state in states:
         found += [_slot(slot, first + slot.id, state, speculates) for slot in state.slots]

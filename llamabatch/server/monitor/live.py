@@ -22,7 +22,7 @@ from llamabatch.utils.histogram import LIMITS_S, Histogram
 
 EVERY_S = 0.1
 WINDOW_S = 2.0  # seconds over which speeds and gaps are measured
-_LOOK_S = 5.0  # seconds to wait for an engine, before the last figures are shown again
+_LOOK_S = 5.0  # seconds to wait for an engine; then the last figures are shown again
 
 Json = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Live:
         self._looking: asyncio.Future[Any] | None = None
         self._sampler: MachineSampler | None = None
         self._client: weakref.ref[Any] | None = None
-        self._event: tuple[object, str, bytes] | None = None  # (_seen, serving.state, their event)
+        self._event: tuple[object, str, bytes] | None = None  # _seen, state and bytes of the last event
 
     async def look(self) -> tuple[EngineStats, list[EngineState]]:
         """Returns figures and states that are at most EVERY_S old, or older if an engine does not answer within 5 s.
@@ -74,13 +74,14 @@ class Live:
 
     @property
     def last(self) -> tuple[EngineStats, list[EngineState]]:
-        """The last figures, without slots. They let counters keep their values while there is no engine."""
+        """The last figures, without slots. With these figures, counters keep their values while no engine runs."""
         if self._seen is None:
             return EngineStats(), []
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of the last WINDOW_S seconds. The span differs if calls of `look` are few or rare."""
+        """Returns the speeds of about the last WINDOW_S seconds: of fewer seconds after few calls of `look`, of more
+        seconds if calls are rare."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
@@ -230,7 +231,7 @@ def rates(span: EngineStats, seconds: float) -> Json:
 
 
 def longest(gaps: Histogram) -> float | None:
-    """Returns the upper limit in seconds of the bucket with the longest duration; None: no durations."""
+    """Returns the longest duration in seconds, as the limit of its bucket; None: no durations."""
     filled = [place for place, count in enumerate(gaps.counts) if count]
     return LIMITS_S[min(filled[-1], len(LIMITS_S) - 1)] if filled else None
 

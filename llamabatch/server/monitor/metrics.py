@@ -67,7 +67,8 @@ class PooledFigures(NamedTuple):
     """Figures of one of several models.
 
     Attributes:
-        name: the model's first name. loaded: 1 or 0. users: running HTTP calls. loads: number since the server started.
+        name: the model's first name. loaded: 1 or 0. users: number of running HTTP calls.
+        loads: number of loads since the server started.
     """
 
     name: str
@@ -207,7 +208,7 @@ class Metrics:
 
 
 class _Families:
-    """A collector for prometheus_client, used once."""
+    """A collector for one call of prometheus_client's generate_latest."""
 
     def __init__(self, collect: Any) -> None:
         self.collect = collect
@@ -231,7 +232,8 @@ def _llama_counters(stats: EngineStats) -> dict[str, float | None]:
 
 
 def _llama_gauges(stats: EngineStats) -> dict[str, float | None]:
-    """Returns the values of _LLAMA_GAUGES. First tokens are left out of the speed, since they need no step."""
+    """Returns the values of _LLAMA_GAUGES. The output speed leaves out the first token of each output, because that
+    token needs no step."""
     prefill_s, decode_s = stats.prefill_s.sum_s, stats.decode_s.sum_s
     n_later = max(0.0, stats.output_lengths.sum_s - stats.decode_s.count)
     return {

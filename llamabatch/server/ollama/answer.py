@@ -29,7 +29,7 @@ class Writer:
         shows_thinking: the response includes the thinking.
         logprobs: the number of likeliest tokens beside each token; None: no logprobs.
         piece: returns the bytes of a token id, for logprobs.
-        has_context: the last document has the token ids of prompt and answer. A later request can continue from them.
+        has_context: the last document has the token ids of prompt and answer, so that a request can continue the text.
     """
 
     model: str
@@ -62,7 +62,7 @@ class Writer:
         calls: Sequence[ToolCall] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> Json:
-        """Returns a piece of a response, or a whole response without the fields of its end."""
+        """Returns a piece of a response, or a whole response without the fields of `end_of`."""
         found: Json = {"model": self.model, "created_at": moment()}
         part: Json = {"role": "assistant", "content": text} if self.is_chat else {"response": text}
         if thinking and self.shows_thinking:
@@ -155,5 +155,5 @@ def _written(lines: Sequence[Json]) -> bytes:
 
 
 def _text_ids(output: RequestOutput) -> list[int]:
-    """Returns the token ids of a prompt without image cells, because a later request could not name image cells."""
+    """Returns the token ids of a prompt. The cells of images are left out, because no request could name them."""
     return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

@@ -106,7 +106,7 @@ class GapBody(Generation):
 
     @property
     def cuts(self) -> bool:
-        """Always True: text around the gap that does not fit is left out."""
+        """Always True: if the text around the gap is too long, parts of it are left out."""
         return True
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
@@ -193,7 +193,7 @@ def _empty(given: Body) -> EmptyBody:
 
 
 def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
-    """Returns the ChatBody of a body. `chat` contains the messages and tools of the body."""
+    """Returns a body as a ChatBody. `chat` contains the messages and tools of the body."""
     think = given.take("think")
     if isinstance(think, bool):
         kwargs = thinking_kwargs(given, rules, "think", "enabled" if think else "disabled")
@@ -202,7 +202,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
         effort = choice(PromptError, "think", think, EFFORTS)
         chat["chat_template_kwargs"] = effort_kwargs(given, rules, "think", effort)
     fields = _fields(given)
-    if "logprobs" in fields:  # a chat has two fields for logprobs, other bodies have one
+    if "logprobs" in fields:  # a ChatBody has two fields for this value
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
     names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
     names |= {"response_format": "format", "guided_json": "format"}
@@ -246,7 +246,7 @@ def _options(given: Body) -> Json:
         if name in _OF_LOADING:
             given.ignore(f"options.{name}", value, "it is an option of the server")
         elif ALIASES.get(own, own) not in _OF_ANSWERS and (own in PARAMETERS or own == "tfs_z"):
-            found[own] = -1 if own == "max_tokens" and value == -2 else value  # -2: until the context is full
+            found[own] = -1 if own == "max_tokens" and value == -2 else value  # ollama's -2: until the context is full
         else:
             given.ignore(f"options.{name}", value, "it is not known")
     return found
@@ -258,7 +258,7 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
     asked = behind(
         [n for n, each in enumerate(messages) if isinstance(each, Mapping) and each.get("role") == "assistant"]
     )
-    open_calls: list[tuple[str, str]] = []  # ids and names of calls that have no result yet
+    open_calls: list[tuple[str, str]] = []  # ids and names of the latest calls that have no result yet
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         if not isinstance(message, Mapping):
@@ -283,8 +283,8 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
 
 
 def _with_images(place: str, images: object, text: Any, given: Body, *, is_history: bool = False) -> Any:
-    """Returns the content of a message with images before its text. Texts replace images of the history that the model
-    cannot read. Raises PromptError, ApiError."""
+    """Returns the content of a message with images before its text. If the model reads no images, texts replace the
+    images of the history. Raises PromptError, ApiError."""
     if not images:
         return text
     if IMAGE not in given.reads and is_history and isinstance(images, list):
@@ -316,7 +316,7 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """Removes the first open call of `name` (None: of any name). Returns its id, or "call_0" if there is none."""
+    """Removes the first open call of `name` (None: any). Returns its id, or "call_0" if there is no such call."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

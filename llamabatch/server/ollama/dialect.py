@@ -17,7 +17,7 @@ _NANO = 10**9
 
 
 class LineStream(EventStream):
-    """A stream of JSON documents, one per line. Bodies set ping_s to 0, because lines of JSON have no comments."""
+    """A stream of JSON documents, one per line. Its ping_s must be 0, because a ping is not JSON."""
 
     media = b"application/x-ndjson"
 

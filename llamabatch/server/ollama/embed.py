@@ -70,7 +70,7 @@ def read_embed(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[EmbedBody
     """Reads the body of /api/embed. The second result is True if texts that are too long are cut. Raises ApiError."""
     given = Body(body, EMBED, rules)
     inputs = given.needed("input", "a text, or a list of texts")
-    texts = [inputs] * bool(inputs) if isinstance(inputs, str) else inputs  # ollama: "" has no vector
+    texts = [inputs] * bool(inputs) if isinstance(inputs, str) else inputs  # as in ollama, "" gets no vector
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise PromptError(f"input is {show(inputs)}; give a text, or a list of texts")
     if len(texts) > MAX_PROMPTS:

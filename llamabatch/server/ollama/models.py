@@ -80,7 +80,7 @@ def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Se
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    """Returns ollama's list of capabilities. In this list, a model that generates text is no embedding model."""
+    """Returns ollama's list of capabilities. A model that generates text does not list "embedding"."""
     found = capabilities(serving)
     return [name for name in found if name != "rerank" and (name != "embedding" or "completion" not in found)]
 

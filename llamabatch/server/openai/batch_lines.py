@@ -1,4 +1,4 @@
-"""Reads and answers a line of a batch. Fields, checks, defaults and responses are those of the HTTP endpoint."""
+"""Reads and answers a line of a batch, with the fields, checks, defaults and responses of the HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def prepare(inputs: InputProcessor) -> Request:
         try:
             [request] = body.submission(inputs, adapter_ids(serving)).requests
-        except CancelledError:  # the batch stops
+        except CancelledError:  # the batch stops; this is no error of the line
             raise
         except Exception as error:
             raise _own(error) from error
@@ -76,7 +76,8 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def answer(output: RequestOutput) -> Mapping[str, Any]:
         try:
             document = _answer(body, output, serving)
-            # The JSON encoder of the journal cannot write Rows, but `dump` can. Embedding documents have no Rows.
+            # The journal's JSON encoder cannot write Rows. dump and json.loads turn Rows into lists.
+            # Embeddings have no Rows.
             return document if isinstance(body, EmbeddingBody) else json.loads(dump(document))
         except Exception as error:
             raise _own(error) from error
@@ -85,7 +86,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
 
 
 def _own(error: Exception) -> PromptError:
-    """Turns any error into the error of a line, because no line may end the batch. Unforeseen errors are logged."""
+    """Turns any error into the error of one line, so that the batch goes on. Unforeseen errors are logged."""
     return PromptError(answer_of(ApiError.of(error)))
 
 

@@ -90,7 +90,7 @@ class ChatChunks(EventWriter):
 
     Args:
         n_prompt: the number of tokens in the prompt.
-        count: returns the number of tokens of the thinking in outputs.
+        count: returns the number of thinking tokens in outputs.
     """
 
     def __init__(self, head: Head, body: ChatBody, n_prompt: int, count: Callable[[list[RequestOutput]], int]) -> None:
@@ -101,10 +101,10 @@ class ChatChunks(EventWriter):
         self._usage = Usage(n_prompt)
         self._finished: list[RequestOutput] = []
         self._token_ids = body.return_token_ids
-        # True: every chunk has more than its text
+        # True: chunks have usage, token ids or logprobs beside their text
         self._is_rich = body.continuous_usage or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
-        # Chunks of plain text are joined from _head, the index of the choice, _text_head, the text and _text_tail.
+        # A chunk of plain text is _head + index of the choice + _text_head + text + _text_tail.
         self._text_head = ',"delta":{"content":'
         self._text_tail = f'}},"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
@@ -128,7 +128,7 @@ class ChatChunks(EventWriter):
         return [last_event(self._head, self._usage, self._finished, self._body) + DONE]
 
     def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True if an output ends and its thinking must be tokenized to count the tokens."""
+        """Returns True if a finished output has thinking that must be tokenized to count its tokens."""
         is_wanted = self._body.include_usage or self._body.continuous_usage
         ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
         return any(each.reasoning for output in ended for each in output.outputs)
@@ -186,7 +186,7 @@ class ChatChunks(EventWriter):
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
             if usage.reasoning_tokens and self._counts([output]):
-                usage.reasoning_tokens = self._count([finished])  # exact: a piece may contain thinking and text
+                usage.reasoning_tokens = self._count([finished])  # recounted, as pieces may mix thinking and text
             self._usage = usage
 
     def _end_choice(self, index: int, reason: str | None, events: list[str]) -> None:

@@ -99,7 +99,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class EventWriter:
-    """Base of the writers of events."""
+    """Base class of the writers of a stream's events."""
 
     def end_takes_long(self) -> bool:
         return False
@@ -134,7 +134,7 @@ def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> d
 
 
 def prompt_logprobs_of(output: RequestOutput) -> Sequence[dict[str, Any] | None] | None:
-    """Returns vLLM's prompt_logprobs: a dict from token id to logprob for each prompt token, and None for the first."""
+    """Returns vLLM's prompt_logprobs: None for the first token, then a dict from token id to logprob for each token."""
     if output.prompt_logprobs is None:
         return None
     return Rows(output.prompt_logprobs, _prompt_logprob)

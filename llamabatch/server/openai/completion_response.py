@@ -95,8 +95,8 @@ class LogprobsRecord:
 
         Args:
             top: the requested number of likeliest tokens; 0: only the chosen tokens have logprobs.
-            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob and so no decoded
-                text. Its text is cut from `text`.
+            text: the text of the prompt, if the tokens are a prompt. The text of the first token is taken from `text`,
+                because a token without a logprob has no decoded text.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):
@@ -111,13 +111,13 @@ class LogprobsRecord:
     def _first(self, text: str, token_ids: Sequence[int]) -> str:
         """Returns the text of a prompt's first token, without the space that some vocabularies put before a text."""
         rest = b"".join(map(self._piece, token_ids[1:]))
-        behind = rest.lstrip(_CONTINUES)  # without the rest of a character that begins in the first token
+        behind = rest.lstrip(_CONTINUES)  # drops the rest of a character that begins in the first token
         found = text[: max(0, len(text) - len(behind.decode(errors="replace")))]
         self._places.at = len(found) - (len(behind) < len(rest))
         return found
 
     def _likeliest(self, at: tuple[Sequence[TokenLogprobs | None], int]) -> dict[str, float] | None:
-        """Returns the logprobs of the likeliest tokens and always of the chosen token, as OpenAI's API does."""
+        """Returns the logprobs of the likeliest tokens and of the chosen token, as OpenAI's API does."""
         logprobs, place = at
         given = logprobs[place]
         if given is None:
@@ -150,15 +150,15 @@ class CompletionChunks(EventWriter):
         self._top = body.params.logprobs
         self._token_ids = body.return_token_ids
         self._is_rich = body.continuous_usage or self._token_ids or self._top is not None
-        # With echo, the logprobs of the prompt come first, but they are known only when the request ends. Until then
-        # the pieces of each prompt wait here.
+        # With echo, the logprobs of the prompt are sent first, but they are known only when the request ends. Until
+        # then, the output pieces wait here, by prompt.
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
         self._usage = Usage(n_prompt)  # usage of the pieces so far
         self._ended = Usage()  # usage of the finished requests
         self._outputs: list[RequestOutput] = []  # outputs of the finished requests
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
-        self._finished: dict[int, RequestOutput] = {}  # outputs by prompt; empty if no pieces wait in _held
+        self._finished: dict[int, RequestOutput] = {}  # finished outputs by prompt; only used with _held
         self._text_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:

@@ -1,4 +1,4 @@
-"""Custom tools: the model sees a function with one text as its argument, and the caller gets that text alone."""
+"""Custom tools: the model sees a function whose only argument is a text, and the caller gets only this text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CustomInput:
         return new
 
     def end(self) -> str:
-        """Returns the remaining characters. If the arguments have no text as `input`, the text is the arguments."""
+        """Returns the remaining characters. If the JSON has no text as `input`, the text is the whole JSON."""
         whole = input_of(self._json)
         rest = whole[len(self.text) :] if whole.startswith(self.text) else ""
         self.text += rest
@@ -46,7 +46,7 @@ class CustomInput:
 
 
 def input_of(arguments: str) -> str:
-    """Returns the text of a custom tool's arguments, or the arguments themselves if they have no text as `input`."""
+    """Returns the text in a custom tool's arguments. If the JSON has no text as `input`, returns the whole JSON."""
     try:
         given = json.loads(arguments, strict=False)
     except (ValueError, RecursionError):  # the JSON is cut off

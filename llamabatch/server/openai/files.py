@@ -19,17 +19,17 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
-_MOST_FILES = 10_000  # files in a page
+_MOST_FILES = 10_000  # files in a page: the largest and the default limit
 
 
 async def batches_of(request: HttpRequest) -> Batches:
-    """Returns the files and batches of the request's application. Raises ApiError if they are not available."""
+    """Returns the files and batches of the request's application. Makes their folder if needed. Raises ApiError."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.batches)
 
 
 async def look_at(request: HttpRequest) -> Batches | None:
-    """Returns the files and batches for a request that only reads; None: no file was ever uploaded. Raises ApiError."""
+    """Returns the files and batches without making a folder; None: no file was ever uploaded. Raises ApiError."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.look)
 

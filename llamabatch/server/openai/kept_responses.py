@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 
-_PART = 8  # the input of one response may need at most max_bytes / _PART
+_PART = 8  # an input of more than max_bytes / _PART bytes is not stored
 
 
 class InputItem(NamedTuple):
@@ -77,7 +77,7 @@ class KeptResponses:
         self._lock = threading.Lock()
 
     def can_keep(self, items: Iterable[Any]) -> bool:
-        """Returns False if the input of a response is too large to be stored, or if no responses are stored."""
+        """Returns False if the input of a response is too large to be stored, or if max_bytes is 0."""
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
@@ -96,7 +96,7 @@ class KeptResponses:
                 self._remove(next(iter(self._kept)))
 
     def find(self, owner: str | None, response_id: str) -> Kept | None:
-        """Returns a response by its id, and marks the response as used; None: no such response is stored."""
+        """Returns a response by its id, and marks the response as just used; None: no such response is stored."""
         with self._lock:
             kept = self._kept.get((owner, response_id))
             if kept is not None:

@@ -42,7 +42,7 @@ def models_response(serving: Serving) -> Json:
         "type": "model",
         "description": "",
         "tags": [],
-        "capabilities": [*uses, *(["multimodal"] if {"vision", "audio"} & set(uses) else [])],  # llama-server's word
+        "capabilities": [*uses, *(["multimodal"] if {"vision", "audio"} & set(uses) else [])],  # as in llama-server
         "parameters": "",
     }
     return {"object": "list", "data": [base, *adapters], "models": [entry]}

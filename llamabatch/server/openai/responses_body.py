@@ -69,7 +69,7 @@ RESPONSES: Fields = {
     **_OWN,
 }
 
-# The fields of the body that the response repeats, each with its value if the body does not have the field.
+# The fields of the body that the response repeats, with their defaults.
 _REPEATED: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -95,7 +95,7 @@ class ResponsesBody:
         chat: the same request as a chat.
         repeated: the fields of the request that the response repeats.
         logprobs: the text of the response has logprobs.
-        namespaced: maps the name under which the model knows a function to its namespace and plain name.
+        namespaced: (namespace, plain name) of each function in a namespace, by the name that the model knows.
         custom: the names of custom tools. The model knows a custom tool as a function with one text as its argument.
         items: the items of earlier responses and of the input, to be stored; None: the response is not stored.
     """

@@ -62,7 +62,7 @@ def items_of(sent: object, find: Find) -> Iterator[Any]:
 
 
 def conversation(items: list[Any], given: Body, n_before: int) -> list[Json]:
-    """Returns the items as messages of a chat. Thinking, text and calls in this order become one message.
+    """Returns the items as messages of a chat. Items of thinking, text and calls, in this order, become one message.
 
     Args:
         n_before: the number of items at the beginning that come from earlier responses.
@@ -131,8 +131,8 @@ def _answer(messages: list[Json], before: str) -> Json | None:
     """Returns the assistant message that the next item continues; None: the item begins a new message.
 
     Args:
-        before: "content": the item is a text. It continues only a message with neither text nor calls. "more": the item
-            is a call. It continues any assistant message.
+        before: "content" for a text, which continues only a message without text and calls; "more" for a call, which
+            continues any assistant message.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":
@@ -143,7 +143,7 @@ def _answer(messages: list[Json], before: str) -> Json | None:
 
 
 def _thoughts(place: str, item: Mapping[str, Any]) -> str:
-    """Returns the thinking of a reasoning item, or the summary if the item has no other text."""
+    """Returns the thinking of a reasoning item, or its summary if the item has no thinking."""
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list):

@@ -22,7 +22,7 @@ from llamabatch.server.response.event_stream import DONE
 from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
 from llamabatch.server.serving.serving import Serving
 
-_MUCH = 2**16  # bytes of JSON values in memory; writing these values takes a millisecond
+_MUCH = 2**16  # bytes of repeated fields in memory; writing more than this takes over a millisecond
 
 Json = dict[str, Any]
 
@@ -133,7 +133,7 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
     for part in parts or ([] if items else [""]):
         if isinstance(part, str):
             items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
-            logprobs = []  # the first message gets all logprobs: nothing shows which tokens belong to calls
+            logprobs = []  # the first message has all logprobs, because it is unknown which logprobs belong to calls
         else:
             called, place = head.body.called(part.name), len(items)
             if part.name in head.body.custom:
@@ -182,7 +182,7 @@ class ResponseEvents:
     The stream ends with [DONE], as the OpenResponses specification demands. OpenAI's clients stop reading there.
 
     Args:
-        count: returns the number of tokens of the thinking in outputs.
+        count: returns the number of thinking tokens in outputs.
     """
 
     def __init__(self, head: ResponseHead, count: Callable[[list[RequestOutput]], int] = lambda outputs: 0) -> None:
@@ -196,7 +196,7 @@ class ResponseEvents:
         self._n_text = 0  # characters of the answer so far
         self._n_logprobs = 0
         self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
-        self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # large tools or instructions
+        self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # True: tools or instructions are large
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """Returns the events of new outputs. Raises ApiError if an error ended the request."""
@@ -235,7 +235,7 @@ class ResponseEvents:
         finished = self._finished
         assert finished is not None
         is_cut = finished.outputs[0].finish_reason is FinishReason.LENGTH
-        if self._item is None and not self._items:  # a whole response without items has an empty message as well
+        if self._item is None and not self._items:  # an empty message, as in response_document
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
         document = ended(self.head, finished, self._items, self._count([finished]))
@@ -272,7 +272,7 @@ class ResponseEvents:
                 events += self.large_event(kind, more) if self._repeats_much else [self.event(kind, more)]
 
     def _open(self, kind: str, number: int, events: list[str], call: ToolCallDelta | None = None) -> _Item:
-        """Returns the open item if it has this kind and number. Otherwise closes it and opens a new item."""
+        """Returns the open item if it has this kind and number. Otherwise closes the open item and opens a new one."""
         item = self._item
         if item is not None and (item.kind, item.number) == (kind, number):
             return item
@@ -371,7 +371,7 @@ class _Item:
 
 
 class _CustomItem(_Item):
-    """The custom tool call that is being written. Its text is read from the JSON that the model writes."""
+    """The custom tool call that is being written. The model writes JSON. The item has only the text in the JSON."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""Tools of /v1/responses: functions, custom tools and namespaces of both, as functions of a chat."""
+"""Tools of /v1/responses as functions of a chat. A tool is a function, a custom tool, or a namespace of tools."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def _one_text(where: str, form: object) -> Json:
 
 
 def repeated_tools(tools: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Returns the tools as a response repeats them, without ignored tools. A function gets all its fields, because
-    clients that check types expect them."""
+    """Returns the tools as a response repeats them, without ignored tools. A function has all fields, also those that
+    the request left out, because clients that check types expect them."""
     return [_repeated(tool) for tool in tools if tool["type"] in (*_OWN, NAMESPACE)]
 
 
@@ -127,5 +127,5 @@ def _repeated(tool: Mapping[str, Any]) -> Json:
 
 
 def known(given: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """Returns the known entries only. Unknown entries may be large, and a stream repeats the entries several times."""
+    """Returns only the entries with these names. A stream repeats the result, and other entries may be large."""
     return {name: given[name] for name in names if name in given}

@@ -20,8 +20,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts and styles come from this server alone, and calls go to it alone. Inline scripts and styles are forbidden, so
-# that no text of a model can become a script or a style. Pictures come from the page itself or from the user.
+# The content security policy. Scripts, styles and calls are limited to this server. Inline scripts and styles are
+# forbidden, so that no text of a model can become a script or a style. Pictures come from the server or the user.
 _POLICY = "; ".join(
     (
         "default-src 'none'",

@@ -21,7 +21,7 @@ from llamabatch.server.serving.serving import Serving, unavailable
 logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
-_TICK_S = 0.001  # the least seconds of a timer; a timer that fires early would otherwise be set again at once
+_TICK_S = 0.001  # least seconds of a timer, since a timer that fires early is set again at once
 _WORK_S = 1.0  # seconds between two checks of a model that batches keep loaded
 _FIRST_LOAD_S = 2.0  # seconds that a first load is assumed to take
 
@@ -139,7 +139,7 @@ class ModelPool:
         self._is_draining = False
         self._changed = asyncio.Event()
 
-    # The members of a Serving that run.py uses
+    # Members that run.py uses. A Serving has the same members.
 
     @property
     def state(self) -> str:
@@ -353,7 +353,7 @@ class ModelPool:
         self._look()
 
     def _look(self) -> None:
-        """Serves the model that has waited longest, and puts idle models to sleep. Called after each change."""
+        """Serves the requests that have waited longest, and puts idle models to sleep. Called after each change."""
         self._changed.set()
         if not self._is_draining:
             self._serve_waiting()
@@ -401,7 +401,7 @@ class ModelPool:
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
         """Returns the loaded models to unload for this model. Idle models go first, then models in `before`. In each
-        group, the least recently used goes first."""
+        group, the least recently used model goes first."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):
@@ -437,7 +437,7 @@ class ModelPool:
     async def _load(self, model: PooledModel) -> None:
         error = await self._load_once(model)
         while isinstance(error, MemoryPlanError):
-            # Other programs take memory that the plan had counted on, so an idle model makes room.
+            # Other programs now use memory that was free when the models were planned. An idle model makes room.
             idle = min(
                 (each for each in self._loaded() if not each.n_users), key=lambda each: each.used_s, default=None
             )

@@ -25,7 +25,7 @@ class PoolOptions:
         sleep_idle_s: seconds without a request after which a model is unloaded; None: never.
         in_order: True: a busy model accepts no more requests as soon as a request waits for another model. False: the
             busy model continues for as long as the other model's last load took. Requests for both models then gather.
-        autoload: True: a request loads its model. False: the request is refused, and only POST /models/load loads.
+        autoload: True: a request loads its model. False: the request is refused; POST /models/load loads models.
     """
 
     free_bytes: tuple[int, ...]

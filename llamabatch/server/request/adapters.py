@@ -57,7 +57,7 @@ def scales_of(
         loaded: names of the adapters in the order of llama-server's ids.
 
     Raises:
-        AdapterError: no loaded adapter has an id of the body.
+        AdapterError: `lora` has an id that belongs to no loaded adapter.
     """
     if lora is None:
         return adapters

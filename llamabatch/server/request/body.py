@@ -35,14 +35,14 @@ _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_
 _MAX_HEADER = 1024  # limit of bytes in the value of IGNORED_HEADER
 _MAX_IGNORED = 1024  # limit of ignored names in a body; the event loop writes these names to the header and the log
 _MAX_IGNORED_NAME = 64  # characters kept of an ignored name; log_ignored keeps the names for ever
-_MAX_NAMES = 512  # limit of names tried for IGNORED_HEADER; fewer fit, as each name needs three bytes or more
+_MAX_NAMES = 512  # names sorted for IGNORED_HEADER; each takes at least 3 bytes, so more cannot fit into _MAX_HEADER
 _MAX_LOGGED = 1024  # names of ignored fields that a process logs; further names are not logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
 _PART = re.compile(r"[.:\[]")  # separates the name of a field from the rest of a path
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The field to which the reader converts each name. These names are not in ALIASES.
+# Name of a field -> the parameter to which a reader converts the field, for names that are not in ALIASES.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -55,8 +55,8 @@ class Rules:
     """The options of a server that decide how bodies are read.
 
     Attributes:
-        strict: True: unknown fields, and values of optional fields outside `only`, are refused. False: both are ignored
-            and named in a header.
+        strict: True: unknown fields are refused, and so are values of optional fields outside `only`. False: such
+            fields are ignored and named in a header.
         max_logprobs: limit of the logprobs at each position; -1: as many as SamplingParams allows.
         trust_templates: a body may contain a chat template. A chat template is a program.
         sampling: values of SamplingParams for bodies that do not set them.
@@ -105,8 +105,8 @@ class Field:
         only: the accepted values; they ask for the usual behaviour. None: the reader of the body checks the value.
             In every field, known or not, null means that the field is absent.
         advice: how to fix the body, for the error message about a value outside `only`.
-        optional: values outside `only` merely permit a service to do something. They are ignored and named in a
-            header, or refused if the server is strict.
+        optional: True: values outside `only` permit a service to do something. Such values are ignored and named in a
+            header, or refused if the server is strict. False: values outside `only` are always refused.
     """
 
     schema: Json
@@ -197,7 +197,7 @@ class Body:
 
     @staticmethod
     def _check_logprobs(body: Mapping[str, Any], fields: Fields, most: int) -> None:
-        """Raises ApiError for more logprobs at each position than `most`. The reader checks values of other types."""
+        """Raises ApiError for more logprobs at each position than `most`. The reader checks the value's type."""
         for name in _LOGPROBS if most >= 0 else ():
             given = body.get(name)
             count = len(given) if isinstance(given, list) else given
@@ -329,12 +329,12 @@ def string(where: str, value: object) -> str:
 
 
 def null_as_empty(part: Mapping[str, Any], name: str) -> object:
-    """Returns a field of a history; "" for null, which some programs store, and None if the field is missing."""
+    """Returns a field of a history; None: the field is missing. null becomes "", because some programs store null."""
     return "" if name in part and part[name] is None else part.get(name)
 
 
 def text_in(where: str, part: Mapping[str, Any], name: str = "text") -> str:
-    """Returns a text of a history; "" for null. Raises PromptError if it is missing or no text."""
+    """Returns a text of a history; "" for null. Raises PromptError if the field is missing or no text."""
     return string(f"{where}.{name}", null_as_empty(part, name))
 
 
@@ -362,7 +362,7 @@ def reads(read: R) -> R:
 
 
 def param_of(message: str, body: Mapping[str, Any]) -> str | None:
-    """Returns the field of a body that an error message is about; None: no single field.
+    """Returns the field of a body that an error message is about; None: the message names no field of the body.
 
     One of the message's first words is the field's name, or the name of the parameter to which the field belongs.
     """

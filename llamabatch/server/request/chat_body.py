@@ -28,7 +28,7 @@ from llamabatch.utils.checks import show
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _REASONING_FORMATS = ("none", "auto", "deepseek")
-# Template variables that programs send to every model, even to one whose template does not read them.
+# Template variables. Programs send them to every model, even if its template does not read them.
 _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
 
 _MEDIA = {
@@ -278,7 +278,7 @@ def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
     """Returns the plain name of a function in a namespace, and the function under the name that the model knows.
 
     Args:
-        tool: a function in the form of /v1/responses or in that of a chat.
+        tool: a function in the form of /v1/responses or of a chat.
     """
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping):
@@ -289,7 +289,7 @@ def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
 
 
 def is_begun(messages: list[Json]) -> bool:
-    """True if a conversation ends with the beginning of an answer. Anthropic's API and ollama's continue the answer."""
+    """True if a conversation ends with the beginning of an answer. Anthropic and ollama continue such an answer."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     return last.get("role") == "assistant" and isinstance(content, str) and content != "" and not last.get("tool_calls")
@@ -336,7 +336,7 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
     Raises ApiError as effort_kwargs does.
 
     Args:
-        name: the name of the field. value: "enabled"; any other value: the model shall not think.
+        name: the name of the field. value: "enabled": the model shall think; any other value: it shall not.
     """
     wanted = value == "enabled"
     if rules.reads("enable_thinking"):
@@ -350,8 +350,8 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
 def _usual(rules: Rules) -> dict[str, Any]:
     """Returns default variables for templates that read them.
 
-    The dates have llama-server's formats and replace fixed dates in templates. `functions` is an empty text:
-    some templates append it to a text, and a message already describes the tools.
+    The dates have llama-server's formats and replace fixed dates in templates. Some templates append `functions` to a
+    text. The default is an empty text, because a message already describes the tools.
     """
     now = datetime.datetime.now()
     found: dict[str, Any] = {
@@ -444,7 +444,7 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
     if plain.get("role") == "function":
         plain |= {"role": "tool", "tool_call_id": plain.get("tool_call_id", "call_0")}
     if plain.get("role") == "assistant" and "content" not in plain and "tool_calls" not in plain:
-        plain["content"] = None  # the message has thinking alone
+        plain["content"] = None  # the message has only thinking
     if isinstance(plain.get("content"), list):
         parts = plain["content"]
         known = (*_TEXTS, *PICTURE_TYPES, *SOUND_TYPES)

@@ -37,7 +37,7 @@ PRIORITY_TIER = -1  # the priority of service_tier "priority"; the default is 0,
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LONGEST_LIST = 4096  # characters of dry_sequence_breakers; a longer text is no list but one breaker, which is too long
+_LONGEST_LIST = 4096  # characters of dry_sequence_breakers; a longer text is not parsed, and later refused as too long
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # the bias for llama-server's `false`, which bans a token
 
@@ -47,7 +47,7 @@ class Generation(ABC):
     """The fields of a body except its prompt.
 
     Attributes:
-        params: sampling parameters, with the deadline and the effects of the tier.
+        params: sampling parameters, with the deadline, and `background` or `priority` by the service tier.
         model: the requested name; None: any.
         adapters: names and scales of adapters; None: the body names none.
         lora: llama-server's ids (positions among the server's adapters) and scales; None: the body names none.
@@ -60,7 +60,7 @@ class Generation(ABC):
         timings_per_token, return_progress, verbose: as in llama-server.
         no_output: max_tokens is 0. One token is generated all the same, and the answer omits it.
         form: name of the field that asks for structured output, such as response_format; None: no field does.
-        id_slot: the slot number under which /slots finds the tokens of this request; None: not given.
+        id_slot: the slot number under which /slots finds the tokens of this request; None or -1: no number.
         ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
         ignored: names of unknown fields, and of known fields and parts without effect here.
     """
@@ -131,7 +131,7 @@ class Generation(ABC):
             loaded: names of the adapters in the order of llama-server's ids.
 
         Raises:
-            AdapterError: no loaded adapter has an id of the body.
+            AdapterError: `lora` has an id that belongs to no loaded adapter.
         """
         return scales_of(self.adapters, self.lora, loaded)
 
@@ -230,7 +230,7 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
 
 
 def _each_once(values: Json) -> Json:
-    """Returns the values, each once. Clients send the same limit as max_tokens and as max_completion_tokens."""
+    """Returns `values` without repeats. Clients send the same limit as max_tokens and as max_completion_tokens."""
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -242,7 +242,7 @@ def _each_once(values: Json) -> Json:
 
 
 def _form(body: Body) -> str | None:
-    """Stores the requested form as structured_outputs. Returns the field with the form; None: no field has a form."""
+    """Stores the requested form as structured_outputs. Returns the name of the form's field; None: there is no form."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -310,7 +310,7 @@ def _take_breakers(body: Body) -> None:
 
 
 def _take_limits(body: Body) -> None:
-    """Ignores max_tokens if max_completion_tokens has another value, because OpenAI and vLLM then use the latter."""
+    """Ignores max_tokens if max_completion_tokens has another value, as OpenAI and vLLM do."""
     newer, older = body.take("max_completion_tokens"), body.take("max_tokens")
     if newer is not None and older is not None and older != newer:
         body.ignore("max_tokens", older, f"max_completion_tokens is {show(newer)}")

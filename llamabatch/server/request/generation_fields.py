@@ -90,7 +90,7 @@ def _parameters() -> dict[str, Field]:
     return fields
 
 
-# AS_HERE has parameters of other libraries. `named` checks their values.
+# The fields of a body that asks for text. AS_HERE has parameters of other libraries; `named` checks their values.
 GENERATION: Fields = {
     **optional.GENERATION,
     **_parameters(),

@@ -19,8 +19,8 @@ MAX_DEPTH = 128  # levels of lists and objects; Python's recursion limit is near
 MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
 MAX_SIZE = 2**20  # values in a body; a list, an object and a value with a name each count as several
 
-_OF_A_LIST = 4  # a list or an object counts as this many of MAX_SIZE
-_OF_A_NAME = 8  # a value with a name counts as this many: the name becomes a string and is looked up
+_OF_A_LIST = 4  # a list or an object counts as this many values
+_OF_A_NAME = 8  # a value with a name counts as this many values, because the name becomes a string and is looked up
 _MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate, which may be without its other half
 _HALF = re.compile("[\ud800-\udfff]")
 _CURL_TYPE = "application/x-www-form-urlencoded"
@@ -28,7 +28,7 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
 class Pause:
-    """A callable that sleeps as long as the step before the call took. A worker thread calls it between two steps.
+    """A callable that sleeps for as long as the previous step took. A worker thread calls it between two steps.
 
     A step holds the interpreter lock, and the event loop waits for the lock at each of its system calls. The sleep lets
     the event loop make several system calls.
@@ -82,7 +82,7 @@ def read_json(
 
 def _check_size(data: bytes | bytearray) -> None:
     """Raises ApiError for more than MAX_SIZE values. Parsing more values would block all other threads and need
-    gigabytes: a list of two bytes needs 64 bytes as a Python object."""
+    gigabytes: `[]` has two bytes as JSON and 64 bytes as a Python object."""
     if _size(data) <= MAX_SIZE:
         return
     size = end = 0

@@ -15,7 +15,7 @@ from llamabatch.utils.checks import show
 
 def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
     """Converts a part with a picture or a sound to a part of a chat message. Raises ApiError for an address if the
-    options allow none: strangers could otherwise make the server fetch any address or read any file."""
+    options allow no addresses, because strangers could make the server fetch any address or read any file."""
     is_sound = media_kind(part) == SOUND
     name = "audio_url" if is_sound else "image_url"
     source = part.get("input_audio" if is_sound else "source")

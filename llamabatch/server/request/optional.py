@@ -24,7 +24,7 @@ def _allows(advice: str, *usual: object) -> Field:
 
 
 def _settings(*names: str) -> Fields:
-    """Returns the SETTINGS of these names as fields. Command-line flags of the same names are treated alike."""
+    """Returns fields for the SETTINGS with these names. SETTINGS has the same rules for command-line flags."""
     return {
         name: _allows(each.advice, *each.usual) if each.optional else Field({}, "", each.usual, each.advice)
         for name, each in SETTINGS.items()
@@ -78,7 +78,7 @@ def own_tools(
     given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
 ) -> Iterator[tuple[str, Any]]:
     """Yields the tools that the caller runs, each with its path. Tools of other types belong to services that this
-    server does not have. They are ignored and named in a header. Raises ApiError if the server is strict.
+    server does not have. Such tools are ignored and named in a header. Raises ApiError if the server is strict.
 
     Args:
         kinds: types of the caller's own tools.
@@ -94,7 +94,7 @@ def own_tools(
 
 
 def ignore_betas(given: Body, headers: Iterable[str]) -> None:
-    """Ignores each beta that a program asks for, and names it in a header. Fields of betas are always read.
+    """Ignores each beta that a program asks for, and names it in a header. No field needs a beta here.
 
     Args:
         headers: values of BETA_HEADER.

@@ -101,8 +101,8 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Cuts each prompt of as_prompts to `longest` tokens as cut_ids does; None: returns the prompts unchanged. Prompts
-    with pictures and sounds are not cut."""
+    """Cuts each prompt to `longest` tokens, as cut_ids does; None: nothing is cut. The prompts come from as_prompts.
+    Prompts with pictures and sounds are never cut."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
@@ -121,7 +121,7 @@ def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:
 
 
 async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutput]:
-    """Returns the outputs of texts. The timeout is enforced here, since the engine has no deadline for such requests.
+    """Returns the outputs of texts. The timeout is enforced here: in the engine, these requests have no deadline.
 
     Raises:
         ApiError: a text failed. 504: the texts took longer than the header X-Request-Timeout allows. Also the errors of

@@ -27,7 +27,7 @@ class MediaPrompt(NamedTuple):
     """A text with marks for pictures and sounds, and its media, each as the bytes of a file or a part of a message.
 
     Attributes:
-        mark: the mark; None: one of the usual marks.
+        mark: the mark in the text; None: one of the usual marks.
     """
 
     text: str
@@ -43,7 +43,7 @@ class MediaPrompt(NamedTuple):
 Mixed = str | tuple[int | str, ...]  # a text, or a sequence of token ids and texts
 
 
-MAX_PROMPTS = 16_384  # prompts in a body
+MAX_PROMPTS = 16_384  # limit of prompts in a body
 
 
 PROMPT_SCHEMA: Json = {
@@ -82,8 +82,8 @@ def as_prompts(
         longest: the limit of tokens in a text; None: no limit.
 
     Raises:
-        ContextLengthError: a text has more than `longest` tokens. The length is checked before each
-            token is checked, because checking a million tokens would delay other requests.
+        ContextLengthError: a text has more than `longest` tokens. The length is checked before the
+            tokens, because checking a million tokens would delay other requests.
     """
     bos, found = processor.bos_text, []
     for place, prompt in enumerate(prompts):

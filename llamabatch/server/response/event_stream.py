@@ -41,7 +41,7 @@ class Chunks(Protocol):
         """True if `end` would delay other requests too long on the event loop."""
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """Returns the events of outputs; may be empty."""
+        """Returns the events of outputs; the result may be empty."""
 
     def end(self) -> Iterable[bytes]:
         """Returns the events after the last output, in parts."""
@@ -51,7 +51,7 @@ class Chunks(Protocol):
 
 
 class EventStream:
-    """An ASGI response of events. Its head is sent with the first event, so that an earlier error has its own status.
+    """An ASGI response of events. Its head waits for the first event, so that an earlier error has its own status.
 
     Args:
         serving: its worker threads write events that take long.
@@ -76,7 +76,7 @@ class EventStream:
         self._chunks = chunks
         self._ping_s = ping_s
         self._more = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        self._sent_s = 0.0  # time of the event loop at the last body part or poke
+        self._sent_s = 0.0  # loop.time() of the last body part or poke
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -135,7 +135,7 @@ class EventStream:
             stream.abort()
 
     def idle(self) -> bytes:
-        """Returns the bytes, at least one, to send when a poked stream has no outputs."""
+        """Returns at least one byte to send when a poked stream has no outputs."""
         return PING
 
     async def _start(self, send: Any) -> None:

@@ -44,9 +44,9 @@ async def respond(
         whole: makes the whole answer from the outputs and the number of thinking tokens.
         chunks: makes the writer of a stream's events, after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
-        outputs: collects the outputs of a whole answer from the stream; None: waits for the whole outputs.
+        outputs: reads the outputs of a whole answer from the stream; None: RequestStream.outputs does this.
         is_large: True if a whole answer takes long to write even if its outputs are short.
-        stream: makes the streamed response, with the arguments of EventStream.
+        stream: makes the streamed response from the arguments of EventStream.
 
     Raises:
         ApiError: a request failed. Also the errors of Serving.submit.
@@ -57,7 +57,7 @@ async def respond(
     if serving.slot_files is not None and body.id_slot is not None and body.id_slot >= 0:
         noted = serving.slot_files.noted(body.id_slot)
         if body.params.cache_salt is not None or body.adapters or body.lora:
-            noted = None  # slot files are made without adapters, and all callers may use them
+            noted = None  # the text cannot be saved: slot files have no adapters, and every caller may load them
         ignored += ["id_slot"] if noted is None else []
 
     def prepared(processor: InputProcessor) -> Submission:
@@ -97,8 +97,8 @@ async def respond(
 
 
 def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list[str]:
-    """Returns the parts of tools that the grammar of their calls does not enforce, for the header. Raises ApiError if
-    there are such parts and the server is strict."""
+    """Returns the parts of tools that the grammar of tool calls does not enforce. Raises ApiError if there are such
+    parts and the server is strict."""
     own = body.params.structure
     known = () if own is None else own.not_held
     forms = [request.params.structure for request in submission.requests]
@@ -148,6 +148,6 @@ def _without_text(piece: SequenceOutput) -> SequenceOutput:
 
 
 def reasoning_tokens(outputs: Outputs, model: Model) -> int:
-    """Returns the number of tokens of thinking. Tokenizes the text of the thinking: outputs do not mark its tokens."""
+    """Returns the number of tokens of thinking. Tokenizes the text again, since outputs do not mark these tokens."""
     texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
     return sum(len(model.tokenize(text, add_special=False)) for text in texts)

@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.request.logprobs import count
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 
-quoted = encode_basestring  # writes a str as JSON, in C
+quoted = encode_basestring  # a C function that writes a str as JSON
 
 
 class Rows(Sequence[Any]):

@@ -68,7 +68,7 @@ def model_names(serving: Serving) -> list[str]:
 
 
 def model_card(serving: Serving, name: str) -> Json:
-    """Returns the model's entry in ollama's list of models. llama-server has the same list beside OpenAI's.
+    """Returns the model's entry in ollama's list of models. /v1/models has the same entry, as in llama-server.
 
     Args:
         name: one of model_names.

@@ -29,7 +29,7 @@ class AdapterFiles:
         self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """Returns an adapter's path in the folder of adapters, its file name if it lies elsewhere, or "" if unknown."""
+        """Returns an adapter's path in the folder of adapters; its file name if it is elsewhere; "" if unknown."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents
@@ -42,8 +42,8 @@ class AdapterFiles:
             in_place: True: a loaded adapter of this name is unloaded first. False: such an adapter is an error.
 
         Raises:
-            ApiError: 400 for a name or a file that is refused, 403 for a file outside the folder or without a folder,
-                404 if the file does not exist.
+            ApiError: 400 if the name or the file is refused, 403 if the server has no folder of adapters or the file is
+                outside of it, 404 if the file does not exist.
         """
         serving = self._checked(name)
         file = allowed_file(path, serving.options)
@@ -118,8 +118,8 @@ def allowed_file(path: str, options: ServerOptions) -> Path:
         path: relative to the folder of adapters, or absolute.
 
     Raises:
-        ApiError: 403 without a folder of adapters and for files outside of it, 404 if the file does not exist, 400 if
-            the path is not a file.
+        ApiError: 403 if there is no folder of adapters or the file is outside of it, 404 if the file does not exist,
+            400 if the path is invalid or is not a file.
     """
     if options.lora_dir is None:
         raise ApiError(

@@ -1,7 +1,8 @@
 """Estimates the wait before a new request, for Retry-After and for deadlines that would pass in the queue.
 
-The engine is not queried. The FrontClient reports requests that enter and end, and a model of the slots says which of
-these requests run. Estimates are too short rather than too long: a request that might succeed is admitted. Pure Python.
+The engine is not queried. The FrontClient reports requests that enter and end, and a simulation of the slots says which
+of these requests run. Estimates are too short rather than too long: a request that might succeed is admitted.
+Pure Python.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import NamedTuple
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.request.request import Request
 
-# The longest Retry-After in seconds. OpenAI's clients ignore longer ones and use their own short waits.
+# The longest Retry-After in seconds. OpenAI's clients ignore a longer Retry-After and use their own short waits.
 MAX_RETRY_S = 60
 WINDOW_S = 30.0  # seconds over which the rate is measured
-# No deadline is refused before this number of measured requests: the first ones are slower, as they warm up the engine.
+# A deadline is refused only after this many measured requests. The first requests are slower: the engine warms up.
 MIN_MEASURED = 4
-_KEPT = 64  # number of measured requests; older requests do not show the present speed of the engine
+_KEPT = 64  # how many of the newest requests count; older ones do not show the present speed
 
 _Tier = tuple[bool, int]
 
@@ -54,7 +55,7 @@ class EndRate:
     @property
     def per_s(self) -> float | None:
         """The continuations that end per second; None: nothing measured. The rate sinks while nothing ends. Before the
-        first end, it is the rate that an end at this moment would give."""
+        first end, the rate assumes that one continuation ends now."""
         if not self._ended:
             return 1.0 / self._open_s if self._open_s > 0.0 else None
         seconds = self._busy_s + self._open_s
@@ -138,7 +139,7 @@ class _Entered:
 
     Attributes:
         number: number of the request in the order of arrival.
-        started_s: time when the model of the slots gave slots to the request; None: the request waits.
+        started_s: time when the simulation gave slots to the request; None: the request waits.
     """
 
     request: Request
@@ -151,11 +152,11 @@ class _Entered:
 
 
 class Admission:
-    """A thread-safe model of the slots and of the requests in flight. It is a Watcher of the FrontClient.
+    """A thread-safe simulation of the slots and of the requests in flight. It is a Watcher of the FrontClient.
 
     Args:
         n_slots: continuations that can run at once.
-        n_in_flight: returns the client's number of continuations, and of texts to embed, that run or wait.
+        n_in_flight: returns how many continuations and texts to embed run or wait in the client.
         preempt: requests take the slots of running requests with a worse priority.
     """
 
@@ -175,7 +176,7 @@ class Admission:
 
     @property
     def n_in_flight(self) -> int:
-        """The number of continuations, and of texts to embed, that run or wait."""
+        """The number of continuations and texts to embed that run or wait."""
         return self._counted()
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
@@ -212,7 +213,7 @@ class Admission:
             self._start(now)
 
     def retry_after_s(self, n: int, now: float) -> int:
-        """Returns the seconds, 1 to MAX_RETRY_S, after which a call of `n` continuations should retry a full queue.
+        """Returns after how many seconds (1 to MAX_RETRY_S) a call of `n` continuations should try a full queue again.
 
         Each free place is promised only once, so that callers who were refused together do not come back together. No
         retry is later than the time at which the present queue would be empty.
@@ -229,7 +230,7 @@ class Admission:
     def wait_s(self, request: Request, now: float) -> float | None:
         """Returns the seconds until a request would get its first slot; None: too few requests were measured.
 
-        Only requests ahead of this one count: running requests, and waiting requests of the same or a better tier.
+        Running requests count if they would keep their slots. Waiting requests count if their tier is equal or better.
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
@@ -252,7 +253,7 @@ class Admission:
         free_at = left_s[: self.n_slots]  # seconds until each slot is free
         free_at += [0.0] * (self.n_slots - len(free_at))
         heapq.heapify(free_at)
-        for seconds in left_s[self.n_slots :]:  # running requests may have more continuations than slots
+        for seconds in left_s[self.n_slots :]:  # running requests may have more continuations than there are slots
             heapq.heapreplace(free_at, free_at[0] + seconds)
         for entered in sorted(ahead, key=lambda each: each.rank):
             service_s = self.speed.service_s(entered.request)

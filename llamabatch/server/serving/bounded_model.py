@@ -12,7 +12,8 @@ from llamabatch.llama.model import Model
 
 # The limit of characters in a text that is only tokenized, or that may be cut to n_ctx.
 MAX_TEXT = 2**20
-# A text that is too long is still tokenized if it has at most COUNTED characters: its refusal then names its tokens.
+# The first text above the limit is still tokenized if it has at most this many characters. Its refusal then says how
+# many tokens it has.
 COUNTED = 2**18
 _MARKS = 2**14  # characters for marks of thinking and tools, which a call tokenizes beside its prompts
 
@@ -25,7 +26,7 @@ class BoundedModel:
         refusal: makes the exception for a number of characters.
         n_texts: limits all texts together to n_texts * longest characters; None: no limit.
         n_ctx: the limit of tokens in a text. The first text that is too long, but not above COUNTED, is tokenized, so
-            that its refusal names its tokens. None: all refusals name characters.
+            that its refusal says how many tokens it has. None: all refusals count characters.
     """
 
     def __init__(

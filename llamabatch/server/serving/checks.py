@@ -23,7 +23,7 @@ from llamabatch.utils.format import file_size
 # 2,048 texts in one request, and LangChain sends 1,000.
 MAX_QUEUE = 2048
 
-LOGPROB_BYTES = 300  # memory of a logprob as a Python object
+LOGPROB_BYTES = 300  # bytes of memory that a logprob takes as a Python object
 
 
 def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
@@ -38,8 +38,8 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Returns the error with advice: options that admit the prompt and the memory that a slot would take, or the remark
-    that no -c admits the prompt. Returns the error unchanged if its limit is not n_ctx."""
+    """Returns the error with advice. The advice gives a -c for the prompt, and the memory that a slot then takes. If no
+    -c admits the prompt, the advice says so instead. Returns the error unchanged if its limit is not n_ctx."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx
@@ -62,7 +62,7 @@ def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: 
     earlier answers use the memory.
 
     Args:
-        n_held: logprobs of answers that are not sent yet. most: bytes for logprobs.
+        n_held: logprobs of answers that are not sent yet. most: the most bytes for logprobs.
     """
     wanted = sum(requested_logprobs(request, n_ctx, n_vocab) for request in requests)
     allowed = most // LOGPROB_BYTES
@@ -82,7 +82,7 @@ def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: 
 
 
 def check_bad_words(requests: Sequence[Request], model: Model) -> None:
-    """Raises SamplingError for bad_words that the model cannot write; the engine would find out only later."""
+    """Raises SamplingError for bad_words that the model cannot write. The engine would refuse them only later."""
     prepared = None
     for request in requests:
         if request.params.forbidden_strings:
@@ -97,10 +97,10 @@ def structures(requests: Sequence[Request]) -> list[Structure]:
 
 
 async def check_grammars(forms: Sequence[Structure], model: Model) -> None:
-    """Waits until the grammars of these forms have been tried in a separate process.
+    """Waits until a separate process has tried the grammars of structured outputs.
 
     Raises:
-        SamplingError: a form cannot be followed. EngineError: a form cannot be tried.
+        SamplingError: a grammar cannot be followed. EngineError: a grammar cannot be tried.
     """
     for structure in forms:
         await asyncio.wrap_future(model.grammars.check(structure))

@@ -21,7 +21,8 @@ from llamabatch.server.http.errors import log_error
 
 _LOOK_S = 1.0
 # Seconds of rest after _drain, for each stream that it served. Outputs that come during the rest go out together,
-# because a stream costs the same for one token or many. The rest delays neither slower steps nor first tokens and ends.
+# because a stream costs the same for one token or many. The rest does not delay first and last outputs, nor outputs of
+# steps that take longer than the rest.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
 _COMPACT_FROM = 64  # outputs that may wait for a slow reader before they are joined
@@ -54,7 +55,7 @@ class OutputDispatcher:
 
     def watch(self) -> None:
         """Starts regular checks for outputs that came without a wake-up. Call it on the loop, after `add`."""
-        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # no timer, or its check failed
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # no timer, or its check has failed
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def remove(self, request_ids: Iterable[str]) -> None:
@@ -91,8 +92,7 @@ class OutputDispatcher:
                 raise  # the engine then passes the outputs again, one by one
 
     def _drain(self) -> None:
-        """Passes outputs to their streams, on the loop. During a rest, outputs wait unless their request begins or
-        ends."""
+        """Passes outputs to their streams, on the loop. During a rest, serves only requests that begin or end."""
         self._is_due = False
         outputs: list[SequenceOutput] = []
         later: list[SequenceOutput] = []
@@ -119,7 +119,7 @@ class OutputDispatcher:
                 self._fail(output, error)
 
     def _is_urgent(self, output: SequenceOutput) -> bool:
-        """True for the first output of a stream, or the last one of a request."""
+        """True for the first output of a stream, and for the last output of a request."""
         if output.finished is not None:
             return True
         stream = self._streams.get(output.request_id)
@@ -136,7 +136,7 @@ class OutputDispatcher:
         stream = streams.get(output.request_id)
         if stream is not None:  # otherwise its reader has left
             stream.feed(output)
-            if output.finished is not None:  # after feed, so that _fail still finds the stream
+            if output.finished is not None:  # removed after `feed`, so that _fail finds the stream
                 streams.pop(output.request_id, None)
 
     def _fail(self, output: SequenceOutput, error: BaseException) -> None:
@@ -159,7 +159,7 @@ class RequestStream:
     """The outputs of one submission, for one reader on the event loop.
 
     `async for outputs in stream` yields lists, each with all SequenceOutputs since the previous list. Outputs of a
-    continuation are joined if that loses nothing. The list is empty after `poke`. The iteration ends after the last
+    continuation are joined if joining loses nothing. The list is empty after `poke`. The iteration ends after the last
     output. A reader that leaves early must call `abort`.
 
     Attributes:
@@ -183,7 +183,7 @@ class RequestStream:
         self._has_left = False
         self._is_poked = False
         self._failure: BaseException | None = None
-        self._spent: dict[str, int] = {}  # tokens that `spend` was called with, by request id
+        self._spent: dict[str, int] = {}  # request id -> number of tokens already passed to `spend`
         self._pending: list[SequenceOutput] = []
         self._compact_at = _COMPACT_FROM
         self._reader: asyncio.Future[None] | None = None

@@ -73,14 +73,15 @@ _MESSAGES = {
     "draining": "the server is shutting down and takes no new work; send the request to another one",
     "failed": "the engine has ended",
 }
-# Options of the engine that change neither the generated text nor its probabilities.
+# Options that the fingerprint leaves out. They change neither the text nor its probabilities. Only `model`
+# changes them, and the fingerprint has the digest of the model's file instead.
 _WITHOUT_EFFECT_ON_TEXT = (
     *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
 )
 
 
 class TextFiles(Protocol):
-    """Saves and loads the texts of requests with an id_slot. SlotFiles is the only class of this kind."""
+    """Saves and loads the texts of requests with an id_slot. SlotFiles implements this."""
 
     def noted(self, number: int) -> Callable[[RequestOutput], None] | None: ...
 
@@ -122,12 +123,14 @@ class _Host:
 
 
 class Serving:
-    """One model that is loaded, served, and closed. Call its methods on an event loop unless they name other threads.
+    """One model that is loaded, served, and closed.
+
+    Call its methods on an event loop, unless their docstrings name other threads.
 
     Args:
         config: the engine's options.
         options: the server's options.
-        connect: starts the engine; tests pass their own.
+        connect: starts the engine; tests pass another function.
 
     Attributes:
         config: as given. options: as given, until set_options replaces them.
@@ -228,8 +231,8 @@ class Serving:
     @property
     def state(self) -> State:
         """The state: "loading", "ready", "restarting", "draining" or "failed". While restarting, dead engines are being
-        replaced and requests wait for them. Draining means no new work. Failed means that the load raised or that the
-        engine has ended, perhaps only until the next restart."""
+        replaced, and requests wait. Draining means no new work. Failed means that the load raised or that the engine
+        has ended, perhaps only until the next restart."""
         client = self._client
         if self._state != "ready" or client is None:
             return self._state
@@ -258,8 +261,8 @@ class Serving:
         return self._admission
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) unless requests are accepted. They are also accepted while an engine restarts. Starts
-        the load if no lifespan has started it, as in an application that is mounted in another one."""
+        """Raises ApiError (503) if the state is neither "ready" nor "restarting". Starts the load if no lifespan has
+        started it, as in an application that is mounted in another one."""
         if self._loaded is None:
             self.start()
         if self.state not in ("ready", "restarting"):
@@ -327,7 +330,7 @@ class Serving:
             loaded.set_result(None)
 
     def _check_template(self, model: Model) -> None:
-        """Sets llama-server's default template if the model has no chat template. Warns if its template is broken."""
+        """Sets llama-server's default template if the model has none. Warns if the model's template is broken."""
         if self.options.chat_template is not None:
             return
         name = _plain_name(self.config.model)
@@ -395,7 +398,7 @@ class Serving:
             cuts: True if prompts that are too long are cut.
             stream: True: the stream has the tokens of each step. False: it has only whole outputs.
             noted: called with each whole output.
-            media: True if a prompt has media. Half of the threads may decode media; the others stay free for text.
+            media: True if a prompt has media. Half of the threads may decode media; the other half stays free for text.
 
         Raises:
             ApiError: the model is not available (503). Also QueueFull, EngineClosedError, and the errors of `prepare`.

@@ -43,8 +43,8 @@ class SlotFiles:
             raise ConfigError(str(error)) from error
 
     def noted(self, number: int) -> Callable[[RequestOutput], None] | None:
-        """Forgets the text of a number, since a request with this id_slot begins. Returns a function that keeps the
-        tokens of this request when it is finished; None: there is no slot of this number."""
+        """Forgets the text of an id_slot, because a new request names the slot. Returns a function that keeps the
+        tokens of the finished request; None: there is no slot of this number."""
         self._texts.pop(number, None)
         return partial(self._note, number) if 0 <= number < self._serving.admission.n_slots else None
 
@@ -57,9 +57,10 @@ class SlotFiles:
         """Writes the last text of a number to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: there is no text, the name is no file name, or other requests needed the cells of a text with
-                pictures (400); other requests needed the cells of a text alone (503).
-            InputError: the text is too short, or the file cannot be written. ConfigError: no engine could load it.
+            ApiError: 400: there is no text, the name is no file name, or other requests took the cells of a text with
+                media. 503: other requests took the cells of a text without media each time it was computed again.
+            InputError: the text is too short, or the file cannot be written.
+            ConfigError: no engine could load the file.
         """
         path = self._path(name)
         token_ids = self._texts.get(number)
@@ -123,7 +124,7 @@ class SlotFiles:
             self._free(self._restored.pop(number, None))
 
     def _free(self, path: Path | None) -> None:
-        """Frees a file that is loaded for no number any more."""
+        """Frees a file, unless it is still loaded for another number."""
         if path is not None and path not in self._restored.values():
             with contextlib.suppress(InputError):  # the model was unloaded meanwhile, and its prefixes with it
                 self._serving.client.call("unload_prefix", str(path))

@@ -1,4 +1,5 @@
-"""/v1/rerank in the format of Jina, Cohere and vLLM or of text-embeddings-inference; vLLM's /v1/score, /v1/classify."""
+"""vLLM's /v1/rerank, /v1/score and /v1/classify. /v1/rerank has the format of Jina, Cohere and vLLM, or that of
+text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -78,10 +79,10 @@ class RerankBody(PooledBody):
     """A request to rank documents.
 
     Attributes:
-        query: the query, or a query for each document. documents: the texts to rank.
+        query: one query for all documents, or a query for each document. documents: the texts to rank.
         given: the documents as in the body, for the response.
         top_n: number of results; None: all.
-        return_documents: results contain their document.
+        return_documents: each result has its document.
         use_activation: True: scores are from 0 to 1. False: scores are the raw outputs of the model's head.
         tei: the response is a list, as in text-embeddings-inference.
     """
@@ -151,7 +152,7 @@ def read_rerank(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
 
 @reads
 def read_score(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
-    """Reads a RerankBody from a body of /v1/score: one query for all documents, or one query for each document."""
+    """Reads a RerankBody from a body of /v1/score: one query, or a query for each document. Raises ApiError."""
     given = Body(body, SCORE, rules)
     queries = given.take("text_1") or given.take("queries") or given.needed("text_1", "a text")
     found = given.take("text_2") or given.take("documents") or given.needed("text_2", "a text, or a list of them")

@@ -9,12 +9,12 @@ from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same work differ by up to this share
-_FAR = 0.5  # if another row of a short run is faster than auto by more than this, the advice is to measure longer
+_FAR = 0.5  # if a row of a short run is faster than auto by more than this share, the advice is to measure longer
 LEAST_ROUNDS, LEAST_S = 3, 60.0  # a row with fewer rounds and fewer seconds counts as short
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
-# The simplest first: one request at a time, then several, then several processes. batched comes before static, because
-# the requests of static wait until a batch is full, and again until the whole batch has ended.
+# Strategies, the simplest first: one request at a time, then several requests, then several processes. batched comes
+# before static, because the requests of static wait until a batch is full, and again until the whole batch has ended.
 _SIMPLEST_FIRST = ("sequential", "length-sorted", "interleaved", "batched", "static", "multi-instance")
 _LOOP = "the loop over llama_cpp.Llama"
 
@@ -88,8 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _is_double(row: Row) -> bool:
-    """Returns True if the row is "auto" and the row of its chosen strategy measures the same. No other row measures
-    several engines in one process."""
+    """Returns True for a row "auto" that measures the same as the row of its chosen strategy. If "auto" runs several
+    engines in one process, no other row measures the same."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
@@ -128,7 +128,7 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """Compares the memory of "multi-instance" with the fastest other strategy; "" if `pick` is not "multi-instance"."""
+    """Compares the memory of "multi-instance" and the fastest other strategy; "" if `pick` is not "multi-instance"."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""
@@ -139,7 +139,7 @@ def _memory(pick: Row, ours: list[Row]) -> str:
 
 
 def _first_words(pick: Row, near: list[Row]) -> str:
-    """Returns words about an equally fast row with at most half of the time to first token; "" without one."""
+    """Names the row of `near` with the least time to first token if this time is at most half of `pick`'s; else ""."""
     if pick.ttft.p50 is None:
         return ""
     waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]

@@ -45,7 +45,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # steps of one row are also faster with all cores
+                n_threads=config.n_threads_batch,  # all cores speed up steps of one row, too
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu if config.devices is None else 0,
@@ -97,7 +97,7 @@ class Loop:
 
     def _complete(self, request: Request) -> tuple[str, FinishReason]:
         ids, params = list(request.prompt_token_ids), request.params
-        if params.ignore_eos:  # create_completion has no such option, so only its (slightly faster) inner loop runs
+        if params.ignore_eos:  # create_completion cannot ignore EOS, so only its faster inner loop runs
             for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
                 pass
             return "", FinishReason.LENGTH

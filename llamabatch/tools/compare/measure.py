@@ -106,8 +106,8 @@ def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
-    """Returns requests that load weights, caches and buffers into memory. Their prompts are reversed, so that the
-    measured prompts have the same lengths, but find no prefix in the cache."""
+    """Returns requests that load weights, caches and buffers into memory. Each prompt is a measured prompt, reversed:
+    it has the same length, but the measured prompts find no prefix in the cache."""
     chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
     return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
 

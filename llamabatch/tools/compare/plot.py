@@ -129,12 +129,12 @@ def _label(ax: Any, rows: list[Row]) -> None:
 
 
 def spread_out(places: list[float], gap: float) -> list[float]:
-    """Returns places from 0 to 1 that are at least `gap` apart, moved as little as possible from the rising `places`.
+    """Returns the rising `places`, moved as little as possible to be from 0 to 1 and at least `gap` apart.
 
     This is the isotonic regression of places[i] - i * gap. Neighbours that are too close move apart around their common
     middle.
     """
-    groups: list[tuple[float, int]] = []  # (mean, number of members)
+    groups: list[tuple[float, int]] = []  # (mean of places[i] - i * gap, number of places)
     for number, place in enumerate(places):
         groups.append((place - number * gap, 1))
         while len(groups) > 1 and groups[-2][0] > groups[-1][0]:
@@ -198,7 +198,7 @@ def _paying(knee: int | None, slots: list[int]) -> str:
 
 
 _MAGNIFIED_BELOW = 0.4  # if a row ends before this share of the time axis, a magnified copy fits beside its bars
-_ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of panels
+_ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of a panel with one lane, and with several
 
 
 def shown(report: Report) -> list[Row]:
@@ -259,7 +259,7 @@ def _slots(row: Row) -> str:
 
 
 def lanes_of(spans: list[tuple[float, float]]) -> list[int]:
-    """Returns the lane of each span (start, end): the lowest free lane, as the engine gives each request its slot."""
+    """Returns the lane of each span (start, end). A span gets the lowest free lane, as a request gets its slot."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = [0] * len(spans)

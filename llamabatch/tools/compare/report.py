@@ -44,7 +44,7 @@ class Row:
             time in the queue.
         inter_token: seconds between neighbouring tokens of a request, over all requests.
         peak_memory_bytes: sum of the processes' peaks of resident memory.
-        rows_per_step: mean rows of a decode call, which computes no prompts.
+        rows_per_step: mean number of sequences that a decode call continues.
         passes_per_step: mean passes over the weights of a decode call.
         equal: share of outputs with the same tokens as with "sequential", 0 to 1; None if "sequential" did not run.
         speed_up: tokens_per_s relative to the baseline, or to "sequential" without a baseline.

@@ -18,9 +18,9 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Change
 from llamabatch.utils.checks import counted
 
-_MANY_CORES = 16  # a guess: one context cannot use this many cores; benchmarks/results has no figure
+_MANY_CORES = 16  # from this many cores on, several engines are advised; a guess, not measured
 _SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
-_FEW = 32  # most slots that the search for room tries
+_FEW = 32  # most slots that changes() tries when it looks for room
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
@@ -38,8 +38,8 @@ def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
 def slots_that_fit(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
-    """Returns the number of slots of one engine with a split cache that fit in `share` of the free memory: 0 to `most`.
-    For a strategy with one slot, returns at most 1."""
+    """Returns how many slots of one engine fit in `share` of the free memory: 0 to `most`, or at most 1 for a strategy
+    with one slot. The cache is split."""
     split = replace(config, kv="split", kv_cells=0, instances=1)
     limit = 1 if has_one_slot(config.strategy) else min(most, config.n_batch)
     return bisect_right(
@@ -133,7 +133,7 @@ def _slots(count: int) -> str:
 def _ways(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields possible changes: each in words, and the config and the model's facts after the change."""
+    """Yields possible changes as tuples: words, the changed config, and the changed facts of the model."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
         quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}

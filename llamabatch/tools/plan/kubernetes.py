@@ -11,8 +11,9 @@ from llamabatch.planning.memory import MIB, PROCESS_BYTES
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.paths import TINY
 
-SERVER_BYTES = 96 * MIB  # for `serve` or `run` itself: 74 MiB, or 83 MiB with 1,000 connections, plus room for results
-BODIES_BYTES = 256 * MIB  # 4 x --max-bodies-bytes; the highest use measured is 200 MiB (benchmarks/results/bodies.json)
+SERVER_BYTES = 96 * MIB  # memory of `serve` or `run`: 74 MiB, or 83 MiB with 1,000 connections, plus room for results
+# Memory of request bodies: 4 x --max-bodies-bytes. The highest use measured is 200 MiB (benchmarks/results/bodies.json)
+BODIES_BYTES = 256 * MIB
 MARGIN = 0.05  # the largest difference between predicted and measured peaks (docs/plan.md)
 NVIDIA = "nvidia.com/gpu"
 MODELS = "/models"  # the folder of model files in a pod
@@ -22,7 +23,7 @@ _PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_th
 
 def model_in_pod(model: str) -> str:
     """Returns the value of --model for a container that mounts this model file in MODELS. The patch sets this option,
-    because its memory limit fits this model only."""
+    because the memory limit fits only this model."""
     return model if model == TINY else f"{MODELS}/{resolve(model).name}"
 
 
@@ -30,9 +31,9 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a JSON patch (RFC 6902) for the first container of a Deployment or a Job.
 
     The container must have a list `env`. The patch sets memory in MiB, a CPU for each thread, and the GPUs that the
-    plan uses. Requests equal limits, so that a pod has the quality of service "Guaranteed". Within these limits "auto"
-    would take only half of the memory. So the patch also sets the options of the plan, as environment variables that
-    `llamabatch serve` and `run` read.
+    plan uses. The resource requests equal the limits, so that a pod's quality of service is "Guaranteed". Within these
+    limits "auto" would take only half of the memory. So the patch also sets the options of the plan, as environment
+    variables that `llamabatch serve` and `run` read.
 
     Args:
         report: the report of a plan that fits.
@@ -54,7 +55,7 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the user's options, and the plan's choices for open options, as environment variables."""
+    """Returns the user's options, and the options that the plan chose, as environment variables."""
     config = report.requested.config
     chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
     if config.kv == "unified":

@@ -37,7 +37,7 @@ def _slots(ax: Any, report: Report) -> None:
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
-    named: list[tuple[int, float]] = []  # the ends of the lines that have a label
+    named: list[tuple[int, float]] = []  # the line ends that have a label
     for position, row in sorted(enumerate(rows), key=lambda pair: pair[1].n_ctx != report.requested.config.n_ctx):
         requested = row.n_ctx == report.requested.config.n_ctx
         colour = OURS if requested else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))
@@ -98,7 +98,7 @@ def _parts(ax: Any, report: Report) -> None:
     ]
     shown = [(name, size / 2**20, colour) for (name, size), colour in zip(parts, _PARTS, strict=True) if size]
     for position, (_, size, colour) in enumerate(reversed(shown)):
-        ax.barh(position, size, color=colour, height=0.62, zorder=4)  # above the background of its label
+        ax.barh(position, size, color=colour, height=0.62, zorder=4)  # above the white background of the label
         label = ax.text(size, position, f" {size:,.0f} MiB", va="center", color=INK)
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
     ax.set_yticks(range(len(shown)), [name for name, _, _ in reversed(shown)])

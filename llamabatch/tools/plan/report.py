@@ -78,11 +78,11 @@ class Report:
     Attributes:
         model, file_bytes: name of the model, size of its file.
         machine: the machine; its available_bytes do not include the memory of llamabatch's own process.
-        given_bytes: the free memory in --memory, including that of the process; None: the plan is for this machine.
+        given_bytes: the value of --memory, which includes the memory of llamabatch's own process; None: not given.
         plan: the options with which an engine would run; None: they do not fit.
         refusal: the reason why the options do not fit, else None.
         requested: the plan of the options as given, whether they fit or not.
-        total_bytes: memory of all engines of `requested`, without the process itself.
+        total_bytes: memory of all engines of `requested`, without llamabatch's own process.
         rows: one row per context length, rising.
         instances: number of engines of the plan that fit as child processes, at most one for each core.
         strategy, because: the recommended strategy, and the reason.

@@ -89,7 +89,7 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
-        free = max(0, question.memory_bytes - PROCESS_BYTES)  # available_bytes must not include the process
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # available_bytes excludes the process's memory
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
@@ -105,8 +105,8 @@ def answer(question: Question) -> Report:
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         requested = resolve(least, facts, roomy, profile)
     facts = facts.on(machine, requested.config.extra_bufts)
-    # The rows of the report show how many slots fit. So they need a strategy with several slots (the plan for "auto"
-    # may be "sequential") and all slots from the start. cache_ram="auto" uses only memory that the cells leave free.
+    # The rows of the report show how many slots fit. So all slots exist from the start, and "auto", which may have
+    # chosen "sequential", becomes "batched". cache_ram="auto" becomes 0, because it uses only memory left by the cells.
     many = replace(requested.config, start_slots=MAX_SLOTS)
     if config.cache_ram == "auto":
         many = replace(many, cache_ram=0)

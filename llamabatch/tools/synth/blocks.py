@@ -29,7 +29,7 @@ class RandomBits:
 
         Args:
             signed: negate half of the scales. Four-bit numbers range from -8 to 7, so their mean is negative. With
-                positive scales this would add up over the layers until every token had the same logits.
+                positive scales this mean would add up over the layers until every token had the same logits.
         """
         raw = self.bytes(count, 1).astype(np.float32)
         scales = mean * (0.5 + raw / 255.0)
@@ -60,7 +60,7 @@ def _f32(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _f16(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns numbers with random sign and fraction and one of two exponents. Needs no float arithmetic."""
+    """Returns numbers with random signs and fractions, and one of two exponents. Needs no float arithmetic."""
     raw = bits.bytes(rows, 2).view(np.uint16)
     low = int(np.floor(np.log2(std / 1.7))) + 15  # 15 is the bias of a half's exponent
     exponent = np.uint16(max(1, low) << 10)

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
 _Tensor = tuple[str, npt.NDArray[Any]]
-_MEL, _FRAMES = 80, 3000  # Whisper's encoder: number of frequency bands, and of steps of 10 ms in one pass
+_MEL, _FRAMES = 80, 3000  # Whisper's encoder: frequency bands, and 10-ms steps in one pass
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def write_projector(
     """Writes an mmproj file for a text model of width `n_embd`, and returns its size in bytes.
 
     Args:
-        weights: the type of the layers' matrices, such as "Q8_0". Other matrices, and matrices whose rows are not whole
-            blocks of this type, are F16, except F32 positions.
-        widened: write the layers' matrices as F32, with the values that they would have in their own type.
+        weights: the type of the layers' matrices, such as "Q8_0". Matrices outside the layers, and matrices whose rows
+            are not whole blocks of this type, are F16. Positions are F32.
+        widened: write the layers' matrices as F32, with the values that they have without this option.
 
     Raises:
         SetupError: the gguf package is missing.
@@ -178,7 +178,7 @@ class _Tensors:
             yield from self._matrix(f"{at}.attn_qkv", 3 * width, width)
         else:
             yield from self._matrix(f"{at}.attn_q", width, width)
-            yield from self._matrix(f"{at}.attn_k", width, width, bias=not self._shape.hears)  # Whisper's K has none
+            yield from self._matrix(f"{at}.attn_k", width, width, bias=not self._shape.hears)  # Whisper's K has no bias
             yield from self._matrix(f"{at}.attn_v", width, width)
         yield from self._matrix(f"{at}.attn_out", width, width)
         yield from self._norm(f"{at}.ln1")

@@ -36,8 +36,8 @@ def tensors_of(shape: Shape, quant: str) -> Iterator[Tensor]:
     parts = list(weights_of(shape))
     values = [part.name for part in parts if part.name.endswith(("attn_v.weight", "attn_qkv.weight"))]
     downs = [part.name for part in parts if part.name.endswith(("ffn_down.weight", "ffn_down_exps.weight"))]
-    # Some of these tensors get more bits in Q4_K_M. For ffn_down the quantiser counts all layers, even layers
-    # without this matrix.
+    # Some of the tensors attn_v and ffn_down get more bits in Q4_K_M. For ffn_down the quantiser counts all layers,
+    # even layers without this matrix.
     better = {name for i, name in enumerate(values) if _more_bits(i, len(values))}
     better |= {name for i, name in enumerate(downs) if _more_bits(i, shape.n_layer)}
     for part in parts:

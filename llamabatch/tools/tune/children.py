@@ -1,4 +1,4 @@
-"""Runs the processes that measure, one for each `Setting.load`, and the busy process beside them.
+"""Runs the processes that measure, one for each `Setting.load`, and a process that keeps a core busy.
 
 Several processes stay alive at once if memory allows.
 """
@@ -61,7 +61,7 @@ class Children(Closing):
             raise
 
     def spins_matter(self, setting: Setting, job: Job) -> bool:
-        """Returns True if the library uses libgomp, which reads GOMP_SPINCOUNT."""
+        """Returns True if the library obeys GOMP_SPINCOUNT (see uses_libgomp)."""
         return self._child(setting, job).uses_libgomp
 
     def _child(self, setting: Setting, job: Job) -> _Child:

@@ -49,7 +49,7 @@ class Choice:
 
 
 def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str) -> Choice:
-    """Chooses a candidate that beats the default by more than the margin and more than twice the noise, or the default.
+    """Chooses a candidate that beats the default by more than both the margin and twice the noise; else the default.
 
     The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
     geometric mean over the workloads. So a disturbance that slows down default and candidate cancels out, and all
@@ -108,7 +108,7 @@ class Latency:
 
     Attributes:
         limit_ms: limit of the p95 of the time between two tokens, in milliseconds.
-        rows: the smallest number of slots with 97 % of the most tokens/s that the limit allows.
+        rows: the smallest number of slots with at least 97 % of the most tokens/s that the limit allows.
         gaps: the p95 for each measured number of rows, rising.
         prompt_ms: time of one prompt token, in milliseconds.
     """
@@ -128,7 +128,7 @@ def gap_of(stair: Stair, prompt_ms: float) -> Gap:
     """Returns the p95 of the time between two tokens of a row, if all `stair.rows` rows always decode."""
     step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
     # Each row gets a new request every OUTPUT steps, and one step computes the new prompt. If more than 5 % of the
-    # steps compute a prompt, the p95 includes its time. The prompt is assumed to have SHORT tokens.
+    # steps compute a prompt, the p95 includes the prompt's time. The prompt is assumed to have SHORT tokens.
     return Gap(stair.rows, step + (SHORT * prompt_ms if stair.rows / OUTPUT > _P95 else 0.0))
 
 

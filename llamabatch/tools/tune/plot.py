@@ -66,7 +66,7 @@ def _by_rows(ax: Any, best: int) -> None:
 
 
 def _gain(ax: Any, report: Report) -> None:
-    """Draws two bars for each workload, scaled so that the longer one has length 1. There is no common scale, since the
+    """Draws two bars for each workload, scaled so that the longer bar has length 1. There is no common scale, since the
     tokens/s of the workloads differ by orders of magnitude."""
     names = report.gain.measures[::-1]
     medians = [report.gain.choice.median(label) for label in (report.gain.choice.default, CHOSEN)]

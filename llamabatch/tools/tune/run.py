@@ -39,7 +39,7 @@ _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
 _MOST_GAIN = 4.0  # the most speed-up to hope for; a latency limit that needs more is refused early
-_STEP_SHARE = 1 / 600  # share of the time for the steps of one number of rows
+_STEP_SHARE = 1 / 600  # share of the tuning's time for timing the steps with one number of rows
 
 
 class Progress(Protocol):
@@ -224,7 +224,7 @@ class Tuner:
         self._begin(stage.title, stage.share)
         candidates = stage.candidates(self.setting)
         if stage.name == "spins" and not self._children.spins_matter(self.setting, self._job(())):
-            candidates = dict(list(candidates.items())[:1])  # this build has no libgomp, so spins change nothing
+            candidates = dict(list(candidates.items())[:1])  # this build ignores GOMP_SPINCOUNT
         default = next(iter(candidates))
         failures: dict[str, str] = {}
         rounds: dict[str, tuple[Figures, ...]] = dict.fromkeys(candidates, ())
@@ -251,7 +251,8 @@ class Tuner:
         When the time is over, no further round starts. In the first round, the candidates in `must` are still measured.
 
         Args:
-            must: labels; the first is the default. The EngineError of the default is raised, others go to `failures`.
+            must: labels; the first is the default. The EngineError of the default is raised. The errors of other
+                candidates go to `failures`.
             rounds, failures: receive the figures and the errors.
         """
         default = must[0]

@@ -63,7 +63,7 @@ class Job:
     """One measurement.
 
     Attributes:
-        prompt: tokens of each sequence before its steps are timed.
+        prompt: number of tokens in each sequence before the steps are timed.
         rows: numbers of sequences; a decode step is timed for each number.
         n_ctx, n_slots: as in EngineConfig, for the context.
         seconds: time to spend on each number of rows.
@@ -123,7 +123,7 @@ class Stage:
         title: the stage in words, for people.
         measures: the figures that count: "prompt", "one" (a step of one row), "many" (a step of many rows) and "long
             prompt". With "busy " in front, the figure is measured beside a process that keeps a core busy.
-        candidates: returns label -> setting. The first one is the given setting, which earlier stages have chosen.
+        candidates: returns label -> setting. The first setting is the given one, which earlier stages have chosen.
         rounds: number of measurements of each candidate.
         share: approximate share of the time.
         only_on_request: True: keep the first candidate unless the user allows other numerics, but show the figures.
@@ -165,7 +165,8 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
     """Returns the setting of llama.cpp's own programs: flash attention "auto" (on where possible), libgomp's spin
-    count, all cores. Cache types and extra buffers stay as in `setting`, because other values may crash here."""
+    count, n_ubatch 512, all cores. Cache types and extra buffers stay as in `setting`, because other values may
+    crash here."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )

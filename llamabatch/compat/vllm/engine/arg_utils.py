@@ -28,8 +28,8 @@ class EngineArgs(metaclass=_WithAdvice):
     model: str
 
     def __new__(cls, model: str, **options: Any) -> EngineArgs:
-        # vLLM's class has fields with defaults for all options. Here only the given options are fields: asdict() must
-        # return nothing that the caller did not choose.
+        # vLLM's class has fields with defaults for all options. Here only the given options are fields,
+        # because asdict() must return only options that the caller chose.
         values = {"model": model, **options}
         self: EngineArgs = object.__new__(make_dataclass("EngineArgs", list(values), bases=(cls,), init=False))
         vars(self).update(values)

@@ -34,7 +34,7 @@ class _Running:
     """A request that runs.
 
     Attributes:
-        output: the output without continuations, with the request_id that the caller gave.
+        output: an output with the caller's request_id and no continuations.
         parts: the continuations so far, by their index.
     """
 
@@ -43,7 +43,7 @@ class _Running:
     parts: dict[int, CompletionOutput] = field(default_factory=dict)
 
     def after(self, event: SequenceOutput) -> RequestOutput:
-        """Adds an event, and returns the output after it."""
+        """Adds an event, and returns the request's output for step()."""
         kind = self.params.output_kind
         part = self.parts.setdefault(event.index, CompletionOutput(event.index, "", [], None, None))
         part.text += event.text if self.params.detokenize else ""
@@ -88,7 +88,7 @@ class LLMEngine(Closing):
     def from_engine_args(
         cls, engine_args: EngineArgs, usage_context: Any = None, stat_loggers: Any = None, disable_log_stats: Any = None
     ) -> LLMEngine:
-        """Makes an LLMEngine. All arguments but the first change nothing. Raises the errors of LLM."""
+        """Makes an LLMEngine. Arguments after the first change nothing. Raises the errors of LLM."""
         return cls(LLM(**asdict(engine_args)))  # type: ignore[call-overload]  # __new__ makes a dataclass
 
     def add_request(

@@ -276,7 +276,7 @@ class LLM(Closing):
             raise InputError(
                 f"priority has {len(priority)} numbers for {counted(len(each), 'prompt')}; give one for each"
             )
-        made: dict[tuple[int, int], EngineParams] = {}  # by (id(params), priority); most calls share one object
+        made: dict[tuple[int, int], EngineParams] = {}  # by (id(params), priority); prompts often share one params
         found = []
         for params, rank in zip(each, priority or [0] * len(each), strict=True):
             key = (id(params), integer(InputError, "priority", rank, -(2**31), 2**31 - 1))
@@ -315,7 +315,8 @@ class LLM(Closing):
         """Returns a vector for each text, scaled to length 1 unless its PoolingParams say otherwise.
 
         Raises:
-            ConfigError, InputError (ValueError): the model gives no vectors, or one for each token. Also as generate.
+            ConfigError, InputError (ValueError): the model gives no vectors, or gives a vector for each token. Other
+                errors as for generate.
         """
         if token_vectors(self.llm._client.model) is not None:
             raise InputError("this engine gives a vector for each token (pooling 'none'); encode() returns them")
@@ -345,7 +346,9 @@ class LLM(Closing):
                 vector for each token, also for "embed".
 
         Raises:
-            As embed; InputError (ValueError): any other task, or "token_embed" without pooling "none".
+            ConfigError (ValueError): the model gives no vectors, or has no classification head.
+            InputError (ValueError): any other task, or "token_embed" without pooling "none".
+            Other errors as for generate.
         """
         if pooling_task not in (None, "embed", "token_embed", "classify"):
             raise InputError(f"pooling_task is {show(pooling_task)}; give embed, token_embed or classify")
@@ -396,8 +399,8 @@ class LLM(Closing):
     ) -> list[ScoringRequestOutput]:
         """Returns the score of each pair of texts.
 
-        A model that ranks (a cross-encoder) gives the relevance, 0 to 1. Any other model gives the cosine of two
-        vectors.
+        A model that ranks (a cross-encoder) gives the relevance, 0 to 1. Any other model gives the cosine of the
+        texts' vectors.
 
         Args:
             data_1, data_2: the texts of the pairs: one and one, one and many, or n and n.
@@ -504,7 +507,7 @@ class LLM(Closing):
         return self.llm.reset_prefix_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Frees the model until the next use or wake_up(). All calls must have ended, with any `mode`.
+        """Frees the model until the next use or wake_up(). All calls must have ended; `mode` changes nothing.
 
         Levels 1 and 2 do the same: the weights are freed, and are later loaded from the file. Level 0 does nothing.
         """
