@@ -415,7 +415,7 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # else the cause may be another admitted request, whose trial is over
+            if all(tracked is prime for tracked in admitted):  # else a request whose trial is over may be the cause
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:

@@ -8,7 +8,6 @@
 #include "ggml-impl.h"
 #include "ops.h"
 #include "quants.h"
-#include "vec.h"
 
 #include <algorithm>
 #include <cmath>
@@ -526,7 +525,7 @@ static void fa_softmax(const fa_context & c, fa_unit & u, float * s, int64_t m, 
         return;
     }
     if (max > u.M[m]) {
-        const float ms = expf(u.M[m] - max);
+        const float ms = fattn_few::exp_of(u.M[m] - max);
         ggml_vec_scale_f32(c.DV, u.VKQ + m * c.DV, ms);
         u.S[m] *= ms;
         u.M[m] = max;

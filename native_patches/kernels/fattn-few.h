@@ -6,6 +6,7 @@
 #include "ggml-impl.h"
 #include "quants.h"
 #include "simd-mappings.h"
+#include "vec.h"
 
 #include <algorithm>
 #include <cmath>
@@ -223,6 +224,13 @@ static FATTN_INLINE void store_sums(float * y, float32x4_t even, float32x4_t odd
 static FATTN_INLINE float32x4_t larger(float32x4_t a, float32x4_t b) { return vmaxq_f32(a, b); }
 static FATTN_INLINE float largest(float32x4_t x) { return vmaxvq_f32(x); }
 #endif
+
+// exp(x), the bits that a lane of many has
+static inline float exp_of(float x) {
+    float y[EPR];
+    GGML_F32_VEC_STORE(y, ggml_v_expf(GGML_F32_VEC_SET1(x)));
+    return y[0];
+}
 
 static constexpr int64_t LINE = 64; // bytes of a cache line
 

@@ -5,7 +5,6 @@
 // score is the sum of four chains of products, weights are added up in the order of ggml_vec_soft_max_f32.
 
 #include "fattn-few.h"
-#include "vec.h"
 
 #if defined(GGML_FATTN_FEW)
 
@@ -13,13 +12,14 @@ namespace fattn_many {
 
 using fattn_few::EPR;
 
-// A tile of sums is VECTORS vectors of queries wide and TILE keys of K, or columns of V, high: what the registers hold.
+// The sums of a tile are what the registers hold. A tile of scores has the sums of CHAINS chains of KEYS keys and
+// KEY_VECTORS vectors of queries; a tile of weighted values those of VALUES columns of V and VALUE_VECTORS vectors.
 #if defined(__AVX512F__) || defined(__aarch64__)
-static constexpr int VECTORS = 4;
-static constexpr int TILE = 6;
+static constexpr int CHAINS = 4, KEYS = 3, KEY_VECTORS = 2;
+static constexpr int VALUES = 6, VALUE_VECTORS = 4;
 #else
-static constexpr int VECTORS = 3;
-static constexpr int TILE = 4;
+static constexpr int CHAINS = 2, KEYS = 3, KEY_VECTORS = 2;
+static constexpr int VALUES = 4, VALUE_VECTORS = 3;
 #endif
 
 // Most queries that are handled together: their scores with a block of keys stay in the first level cache.
@@ -61,14 +61,19 @@ static FATTN_INLINE void turn_four(const float * x, int64_t x_stride, float * y,
 #endif
 }
 
-// Queries as they are multiplied, from [lanes][dk]: a score is the sum of four chains of products, those of the elements
-// c, c + 4, c + 8 .. for c = 0 .. 3, so that is the order of the elements.
+// Queries as they are multiplied, from [lanes][dk]: those of each tile side by side, so that no other tile's lie in the
+// cache lines and sets between. A score is the sum of four chains of products, those of the elements c, c + 4, c + 8 ..
+// for c = 0 .. 3, so that is the order of the elements.
 static inline void turn_queries(const float * x, int64_t dk, int64_t lanes, float * y) {
-    for (int64_t lane = 0; lane < lanes; lane += 4) {
-        for (int64_t i = 0; i < dk; i += 4) {
-            turn_four(x + lane * dk + i, dk, y + i / 4 * lanes + lane, dk / 4 * lanes);
+    parts<KEY_VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
+        constexpr int64_t WIDTH = decltype(v)::value * EPR;
+        for (int64_t lane = 0; lane < WIDTH; lane += 4) {
+            for (int64_t i = 0; i < dk; i += 4) {
+                const int64_t at = first * EPR * dk;
+                turn_four(x + at + lane * dk + i, dk, y + at + i / 4 * WIDTH + lane, dk / 4 * WIDTH);
+            }
         }
-    }
+    });
 }
 
 // [dv][lanes] to [lanes][dv]
@@ -80,65 +85,68 @@ static inline void turn_sums(const float * x, int64_t dv, int64_t lanes, float *
     }
 }
 
-// As GGML_F32_VEC_LOAD, into a register: GCC may repeat a load for each product with it, and with AVX2 loads are the limit.
+// As GGML_F32_VEC_LOAD, into a register: GCC would repeat the load for each product with it, and loads are the limit.
 static FATTN_INLINE GGML_F32_VEC load_once(const float * x) {
     GGML_F32_VEC y = GGML_F32_VEC_LOAD(x);
-#if defined(__GNUC__) && defined(__AVX2__) && !defined(__AVX512F__)
-    __asm__("" : "+x"(y));
+#if defined(__GNUC__) && defined(__AVX2__)
+    __asm__("" : "+v"(y));
 #endif
     return y;
 }
 
-// One chain of the scores of K keys and V vectors of queries: y = the chain, y = y + the chain, or, given other chains,
-// y = y + (x + the chain).
-enum chain_goes { ALONE, TO_Y, TO_X_AND_Y };
-template <int K, int V, chain_goes GOES>
-static FATTN_INLINE void scores_chain(const float * k, int64_t dk, const float * q, int64_t lanes, const float * x,
-                                      float * y, int64_t y_lanes) {
-    GGML_F32_VEC sums[K][V];
-    for (int j = 0; j < K; ++j) {
-        for (int v = 0; v < V; ++v) {
-            sums[j][v] = GGML_F32_VEC_ZERO;
+// The first C chains of the scores of K keys and V vectors of queries, added up by pairs: y = the sum, or y = y + the sum
+template <int C, int K, int V, bool TO_Y>
+static FATTN_INLINE void scores_chains(const float * k, int64_t dk, const float * q, float * y, int64_t lanes) {
+    const int64_t chain = dk / 4 * V * EPR;
+    GGML_F32_VEC sums[C][K][V];
+    for (int c = 0; c < C; ++c) {
+        for (int j = 0; j < K; ++j) {
+            for (int v = 0; v < V; ++v) {
+                sums[c][j][v] = GGML_F32_VEC_ZERO;
+            }
         }
     }
     for (int64_t i = 0; i < dk; i += 4) {
-        GGML_F32_VEC queries[V];
-        for (int v = 0; v < V; ++v) {
-            queries[v] = load_once(q + v * EPR);
-        }
-        for (int j = 0; j < K; ++j) {
-            const GGML_F32_VEC key = GGML_F32_VEC_SET1(k[j * dk + i]);
+        for (int c = 0; c < C; ++c) {
+            GGML_F32_VEC queries[V];
             for (int v = 0; v < V; ++v) {
-                sums[j][v] = GGML_F32_VEC_FMA(sums[j][v], queries[v], key);
+                queries[v] = load_once(q + c * chain + v * EPR);
+            }
+            for (int j = 0; j < K; ++j) {
+                const GGML_F32_VEC key = GGML_F32_VEC_SET1(k[j * dk + i + c]);
+                for (int v = 0; v < V; ++v) {
+                    sums[c][j][v] = GGML_F32_VEC_FMA(sums[c][j][v], queries[v], key);
+                }
             }
         }
-        q += lanes;
+        q += V * EPR;
     }
 #pragma GCC unroll 8 // or all sums go to memory and back, before the loop too
     for (int j = 0; j < K; ++j) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            float * to = y + j * y_lanes + v * EPR;
-            if constexpr (GOES == TO_X_AND_Y) {
-                sums[j][v] = GGML_F32_VEC_ADD(GGML_F32_VEC_LOAD(x + (j * V + v) * EPR), sums[j][v]);
+            float * to = y + j * lanes + v * EPR;
+            GGML_F32_VEC sum = GGML_F32_VEC_ADD(sums[0][j][v], sums[1][j][v]);
+            if constexpr (C == 4) {
+                sum = GGML_F32_VEC_ADD(sum, GGML_F32_VEC_ADD(sums[2][j][v], sums[3][j][v]));
             }
-            if constexpr (GOES != ALONE) {
-                sums[j][v] = GGML_F32_VEC_ADD(GGML_F32_VEC_LOAD(to), sums[j][v]);
+            if constexpr (TO_Y) {
+                sum = GGML_F32_VEC_ADD(GGML_F32_VEC_LOAD(to), sum);
             }
-            GGML_F32_VEC_STORE(to, sums[j][v]);
+            GGML_F32_VEC_STORE(to, sum);
         }
     }
 }
 
 // s[j][lane] = q[lane] * k[j] for K keys and V vectors of queries
 template <int K, int V>
-static void scores_tile(const float * k, int64_t dk, const float * q, int64_t lanes, float * s) {
-    float third[K * V * EPR];
-    const int64_t chain = dk / 4 * lanes;
-    scores_chain<K, V, ALONE>(k, dk, q, lanes, nullptr, s, lanes);
-    scores_chain<K, V, TO_Y>(k + 1, dk, q + chain, lanes, nullptr, s, lanes);
-    scores_chain<K, V, ALONE>(k + 2, dk, q + 2 * chain, lanes, nullptr, third, V * EPR);
-    scores_chain<K, V, TO_X_AND_Y>(k + 3, dk, q + 3 * chain, lanes, third, s, lanes);
+static void scores_tile(const float * k, int64_t dk, const float * q, float * s, int64_t lanes) {
+    if constexpr (CHAINS == 4) {
+        scores_chains<4, K, V, false>(k, dk, q, s, lanes);
+    } else {
+        scores_chains<2, K, V, false>(k, dk, q, s, lanes);
+        scores_chains<2, K, V, true>(k + 2, dk, q + dk / 2 * V * EPR, s, lanes);
+    }
 }
 
 // y[i][lane] = y[i][lane] * old[lane] + the sum of p[j][lane] * v[j][i], for D columns and V vectors of queries
@@ -204,10 +212,10 @@ struct kernel {
 
     // s[j][lane] = q[lane] * k[j] for n keys; q is what turn_queries makes
     static void scores(const float * k, int64_t n, int64_t dk, const float * q, int64_t lanes, float * s) {
-        parts<VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
-            parts<TILE>(n, [&](auto keys, int64_t j) {
-                scores_tile<decltype(keys)::value, decltype(v)::value>(k + j * dk, dk, q + first * EPR, lanes,
-                                                                       s + j * lanes + first * EPR);
+        parts<KEY_VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
+            parts<KEYS>(n, [&](auto keys, int64_t j) {
+                scores_tile<decltype(keys)::value, decltype(v)::value>(k + j * dk, dk, q + first * EPR * dk,
+                                                                       s + j * lanes + first * EPR, lanes);
             });
         });
     }
@@ -216,8 +224,8 @@ struct kernel {
     static void weighted(const float * v, int64_t n, int64_t dv, const float * p, int64_t lanes, const float * old,
                          float * own, float * y) {
         GGML_UNUSED(own);
-        parts<VECTORS>(lanes / EPR, [&](auto c, int64_t first) {
-            parts<TILE>(dv, [&](auto d, int64_t i) {
+        parts<VALUE_VECTORS>(lanes / EPR, [&](auto c, int64_t first) {
+            parts<VALUES>(dv, [&](auto d, int64_t i) {
                 weighted_tile<decltype(d)::value, decltype(c)::value>(v + i, n, stride(dv), p + first * EPR, lanes,
                                                                       old ? old + first * EPR : nullptr,
                                                                       y + i * lanes + first * EPR);
@@ -302,21 +310,17 @@ static inline bool softmax(float * s, int64_t n, int64_t width, int64_t lanes, c
         for (int64_t j = n; j < width; ++j) {
             GGML_F32_VEC_STORE(s + j * lanes + lane, GGML_F32_VEC_SET1(-INFINITY));
         }
-        float * const m = M + lane;
-        GGML_F32_VEC_STORE(old + lane, GGML_F32_VEC_SET1(1.0f));
-        if (any_larger(top, GGML_F32_VEC_LOAD(m))) {
-            float tops[EPR];
-            GGML_F32_VEC_STORE(tops, top);
-            for (int64_t l = 0; l < EPR; ++l) {
-                if (tops[l] > m[l]) {
-                    old[lane + l] = m[l] == -INFINITY ? 0.0f : expf(m[l] - tops[l]);
-                    S[lane + l] *= old[lane + l];
-                    m[l] = tops[l];
-                }
-            }
+        const GGML_F32_VEC before = GGML_F32_VEC_LOAD(M + lane);
+        GGML_F32_VEC factor = GGML_F32_VEC_SET1(1.0f);
+        if (any_larger(top, before)) {
+            top = fattn_few::larger(top, before);
+            factor = ggml_v_expf(minus(before, finite(top))); // 1 for a lane whose maximum stays
+            GGML_F32_VEC_STORE(M + lane, top);
+            GGML_F32_VEC_STORE(S + lane, GGML_F32_VEC_MUL(GGML_F32_VEC_LOAD(S + lane), factor));
             grown = true;
         }
-        top = finite(GGML_F32_VEC_LOAD(m)); // without keys all weights are 0
+        GGML_F32_VEC_STORE(old + lane, factor);
+        top = finite(GGML_F32_VEC_LOAD(M + lane)); // without keys all weights are 0
 
         double sums[EPR] = { 0.0 };
         for (int64_t j = 0; j < width; j += EPR) {

@@ -273,7 +273,8 @@ struct half_deltas {
     static floats deltas(const char * p) { return halves(p); }
 };
 
-// of Q8_0 in memory: tiles want signed weights, other products have them as they take them
+// What is added to the weights of Q8_0 in memory: nothing where there are tiles, which multiply signed weights, and
+// elsewhere the bias with which the other products multiply them.
 #if defined(GGML_REPACK_TILES)
 constexpr int STORED_BIAS = 0;
 #else

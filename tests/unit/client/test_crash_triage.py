@@ -119,6 +119,23 @@ def test_a_suspect_that_has_run_long_enough_lets_the_next_one_in():
     assert culprits == ["a"]
 
 
+def test_a_suspect_is_not_blamed_before_it_is_admitted_while_another_runs():
+    triage = Triage(*"ab")
+    triage.sendable()
+    triage.admit("ab", 0.0)
+    triage.die(10.0)
+    assert triage.sendable() == ["b"]
+    triage.admit("b", 20.0)
+    triage.now = 41.1
+    assert triage.sendable() == ["a"]
+    assert triage.die(41.2) == ([], [])  # of b
+    for death in range(MOST_DEATHS):
+        assert triage.sendable() == ["a"]
+        triage.admit("a", 50.0)
+        culprits, _ = triage.die(51.0 + death)
+        assert culprits == ["a"] * (death == MOST_DEATHS - 1)
+
+
 def test_with_nothing_admitted_nothing_is_suspected_at_first():
     triage = Triage(*"ab")
     triage.sendable()
