@@ -136,13 +136,13 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         _check(path, document)
         about = document["machine"]
         machines.append(f"{about['cores']} cores of {about['cpu']}{_amx(document)}")
-        rounds.add(document["options"]["rounds"])
         searched |= "llama_server_grid" in document or "--grid" in document.get("command", "")
         stopped = _stopped(document)
         for row in document["series"]:
             if row["workload"] in stopped:
                 continue
             medians[row["workload"], row["peer"]] = row["median"]
+            rounds |= {len(row["rounds"])} - {0}
             options = row["facts"].get("options", {})
             if row["peer"] == report.OURS and row["workload"] in report.GAPS and "prefill_share" not in options:
                 notes = [_OLDER]
@@ -159,11 +159,13 @@ def _amx(document: Mapping[str, Any]) -> str:
 
 
 def _stopped(document: Mapping[str, Any]) -> set[str]:
-    """Returns the workloads whose run was stopped: a peer has only some rounds, or neither rounds nor a failure."""
-    most = document["options"]["rounds"]
+    """Returns the workloads whose run was stopped: a peer has fewer rounds than another one, and no failure."""
+    most: dict[str, int] = {}
+    for row in document["series"]:
+        most[row["workload"]] = max(most.get(row["workload"], 1), len(row["rounds"]))
     return {
         row["workload"] for row in document["series"]
-        if len(row["rounds"]) < most and (row["rounds"] or row.get("failure") is None)
+        if len(row["rounds"]) < most[row["workload"]] and (row["rounds"] or row.get("failure") is None)
     }  # fmt: skip
 
 

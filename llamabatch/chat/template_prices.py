@@ -1,4 +1,4 @@
-"""Prices of the operations of a chat template: sizes of values, methods, formats, and outputs of filters.
+"""Prices of the operations of a chat template: methods, formats, filters, and the sizes of their values.
 
 A price covers the input of an operation, and the output that the operation can make of the input.
 """

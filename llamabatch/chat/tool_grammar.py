@@ -250,7 +250,7 @@ def _in_lark(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -> None:
-    """Raises SamplingError for an argument name that calls in this format cannot express."""
+    """Raises SamplingError if tool calls in this format cannot contain the name of an argument."""
     if _reads(tool_format, function, names):
         return
     for name in names:

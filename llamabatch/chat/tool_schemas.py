@@ -77,7 +77,7 @@ class TypesOf:
     def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
         self._root = root
         self._spend = spend
-        self._known: dict[str, frozenset[str]] = {}  # the types found so far, by reference
+        self._known: dict[str, frozenset[str]] = {}  # $ref -> its types, as far as found
         self._new: list[str] = []  # references whose schemas were not read yet
         self._left = _MOST_LOOKS
 

@@ -236,7 +236,7 @@ class PrefixFolder:
     def _alone(self) -> Iterator[None]:
         """Locks the folder in a `with` block. Only one process writes at a time, so that the limit holds for all files.
 
-        Raises OSError: TimeoutError if another process keeps the lock for longer than writing a file takes.
+        Raises OSError. It is a TimeoutError if another process keeps the lock for longer than writing a file takes.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted the folders
         self._home.mkdir(mode=0o700, exist_ok=True)

@@ -107,7 +107,8 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
 
 def check_kind(model: RequestModel, *, embed: bool, classify: bool = False) -> None:
-    """Raises ConfigError for a model that cannot generate text, gives no embeddings, or has no classification head."""
+    """Raises ConfigError if the model cannot generate text, or, with `embed`, gives no embeddings, or, with `embed` and
+    `classify`, has no classification head."""
     if embed and classify and model.cannot_classify is not None:
         raise ConfigError(f"{model.path.name} ranks and classifies no texts: it is {model.cannot_classify}")
     if embed and not classify and model.cannot_embed is not None:

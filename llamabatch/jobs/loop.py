@@ -176,7 +176,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # in this case stats() may not raise, because another engine may run by now
+        if gave_up(event.finished.error):  # stats() would not raise if another engine runs by now
             return event.finished.error
         try:
             self._client.stats()

@@ -284,8 +284,8 @@ def has_equal_rows() -> bool:
 
 
 def takes_ragged(context: int) -> bool:
-    """Returns True if a llama_context with a split KV cache computes any tokens of any sequences in one pass. Our build
-    can do this if the attention runs on CPUs. Builds without llama_takes_ragged cannot."""
+    """Returns True if one pass of a llama_context with a split KV cache may have different numbers of tokens for its
+    sequences. Our build can do this if the attention runs on CPUs. Builds without llama_takes_ragged cannot."""
     return _asked("llama_takes_ragged", context)
 
 

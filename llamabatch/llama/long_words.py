@@ -15,7 +15,7 @@ from llamabatch.llama import library
 from llamabatch.utils.cures import patched_build
 
 _STACK_PER_CHARACTER = 1024  # bytes; libstdc++ takes 325 at -O3, and other compilers may take more
-_MAX_RUN = 260_000  # most characters without a place to split; they need a stack of 255 MiB
+_MAX_RUN = 260_000  # largest number of characters without a place to split; needs a stack of 255 MiB
 _SHORT_RUN = 1_000  # characters for which the stack of any thread suffices
 # With these pre-tokenizers, the time grows with the square of a run's length. Runs of this many characters take about
 # a second.

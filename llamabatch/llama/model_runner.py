@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 Logits = npt.NDArray[np.float32]
 Rows = Logits | TopRows
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
-# The device samples again after this many calls without a request that needs whole rows. Each switch costs the time of
-# some steps, so switches must be rare.
+# Sampling returns to the device after this many calls in which no request needed whole rows. Each switch between host
+# and device costs the time of some steps, so switches must be rare.
 CALLS_UNTIL_TOP = 32
 # The most seconds of an encoder in one step. The first value is for a step that computes nothing else: it limits how
 # long a new request waits. The second value is for a step whose tokens nobody reads one by one. The encoder then takes

@@ -3,8 +3,9 @@
     builds/KEY/llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
 A build is either complete or missing, because it is made in a temporary folder and gets its name at the end. When
-llamabatch starts, it uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so its
-folder stays if the build is stopped. The same build then resumes there. A build of another plan removes the folder.
+llamabatch starts, it uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so the
+temporary folder stays if somebody stops `llamabatch build`. The next run resumes there if its plan is the same, and
+otherwise removes the folder.
 """
 
 from __future__ import annotations

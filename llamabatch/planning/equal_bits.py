@@ -19,7 +19,8 @@ _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 # Equal bits need heads with a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other
 # sizes get the kernel of 0003 only from three queries on.
 _HEAD_MULTIPLE = 16
-# Without repacking, weights of these types have one kernel for any number of rows: llamafile's kernel or a dot product.
+# Without repacking, a weight of one of these types has the same kernel for any number of rows: llamafile's or a dot
+# product.
 _PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
 # From eight rows on, ggml-cpu/tiled sums these types in another order than the dot product that computes fewer rows.
 _TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})

@@ -97,7 +97,7 @@ def _json_structure(text: str, lenient: bool) -> Structure:
 
 
 def _checked(given: Structure) -> Structure:
-    """Checks and returns a Structure like any other value, because a caller or another process may have made it."""
+    """Returns a Structure after the checks that any other value gets: a caller or another process may have made it."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")

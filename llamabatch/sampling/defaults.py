@@ -1,7 +1,7 @@
 """FilledParams: SamplingParams with a value in every field, from the request, the model's GGUF or llama.cpp.
 
-A GGUF may contain sampling values that its makers recommend, as general.sampling.* (llama.h:
-LLAMA_MODEL_META_KEY_SAMPLING_*). A field that the request leaves open gets this value, as in llama.cpp's own programs.
+The keys general.sampling.* of a GGUF (llama.h: LLAMA_MODEL_META_KEY_SAMPLING_*) may contain values that the makers of
+the model recommend. A field that the request leaves open gets the model's value, as in llama.cpp's own programs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _LOOKS = (512, 8192)  # numbers of tokens that typical_p sorts before it sorts a
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
-_FLOAT_MAX_LOG = 88.7228391  # log of the largest float32, which dry_base ** run must not exceed
+_FLOAT_MAX_LOG = 88.7228391  # log of _FLOAT_MAX; dry_base ** run must not exceed _FLOAT_MAX
 
 
 class Chain:
@@ -82,7 +82,7 @@ class Chain:
         return ids, weights_of(left, left.max(), temperature)
 
     def _in_order(self, names: Sequence[str], row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """Returns the same as candidates, for samplers in an order that the request names."""
+        """Returns the same as `candidates`, but the samplers run in the order that the request gives."""
         start = self._start(row, state, penalised=False)
         if start is None:
             return np.empty(0, np.int64), np.empty(0)

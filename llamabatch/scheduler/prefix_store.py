@@ -125,7 +125,7 @@ class PrefixStore:
         self.disk = disk
         self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds of saving a state, per token unless is_exact
+        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds per saved token; if is_exact, per state
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -102,7 +102,7 @@ class Tally:
         return Histogram(tuple(self._counts), self._sum_s)
 
 
-_GROWTH = math.log(1.02)  # limits of classes are 2 % apart, so a percentile is within 1 % of the true figure
+_GROWTH = math.log(1.02)  # limits of buckets are 2 % apart, so a percentile is within 1 % of the true figure
 _LEAST = 1e-7
 
 

@@ -74,7 +74,7 @@ class Window:
         return now >= self._ends
 
     def describe(self, now: float, n_left: int) -> str:
-        """Returns the reason why a batch leaves the background."""
+        """Returns the reason why a batch no longer runs in the background."""
         left = duration(max(0.0, self._ends - now))
         if self.rate is None:
             return f"{n_left:,} rows are left and {left}; no row has finished for a while"

@@ -27,7 +27,9 @@ class KeyCounts(NamedTuple):
     """Counts of one API key since the start of the server.
 
     Attributes:
-        requests: admitted POST requests. refused: POST requests above a limit. tokens: tokens of prompts and outputs.
+        requests: admitted POST requests.
+        refused: POST requests above a limit.
+        tokens: tokens of prompts and outputs.
     """
 
     requests: int = 0

@@ -33,8 +33,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol over httptools, with limits. `bounded` makes a class with the values of ServerOptions.
 
     Each connection has one timer. It allows keep_alive_s while the connection is idle (before and between requests),
-    header_timeout_s from the first byte of a head to its end, then body_timeout_s and a second for each 16 KiB of the
-    body. While the request runs there is no limit, except write_timeout_s for a client that does not read.
+    header_timeout_s from the first byte of a head to its end, then body_timeout_s plus 1 s for each 16 KiB of the body.
+    While the request runs there is no limit, except write_timeout_s for a client that does not read.
     """
 
     options: ServerOptions

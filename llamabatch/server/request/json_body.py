@@ -49,7 +49,7 @@ def read_json(
 
     Args:
         headers: the headers of the request, with names in lower case; None: the content type is not checked.
-        pause: called between two steps. A step takes some 20 ms for a body of 20 MB.
+        pause: called between the stages of reading. A stage takes some 20 ms for a body of 20 MB.
 
     Raises:
         ApiError: 415: the content type is not JSON in UTF-8. 413: the body has more than MAX_SIZE values. 400: the body

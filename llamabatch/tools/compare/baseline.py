@@ -45,7 +45,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # all cores speed up steps of one row, too
+                n_threads=config.n_threads_batch,  # even a step with one row is faster on all cores
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu if config.devices is None else 0,
