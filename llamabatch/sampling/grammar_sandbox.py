@@ -1,7 +1,9 @@
 """A program that tries grammars out. A crash or an endless grammar then ends only this process.
 
 llguidance limits most costs of a grammar, but not all: a chain of some thousand `$ref`s overflows the stack, and
-`multipleOf: 1234577` takes many seconds. This file runs as a script and does not import the rest of llamabatch, so it starts in 0.1 s.
+`multipleOf: 1234577` takes many seconds. This file runs as a script and imports nothing else of llamabatch, so it
+starts in 0.1 s.
+
 The first line of stdin is a JSON list with the names of the model's special tokens. Each further line is [kind, text,
 seconds of CPU time that the grammar may take]. The answer on stdout is {"grammar": text}, or {"error": text, "line":
 number of the faulty line of a Lark grammar, from 1 on, "property": the faulty property of its JSON schema}. Line 0 and

@@ -144,7 +144,7 @@ class Shift:
 @dataclass(frozen=True)
 class Save:
     """A save: the model runner copies the state of slot `slot` to `prefix.state`. Before that it cuts off tokens that
-    `prefix` does not have: only a slot that will be emptied has such tokens. If it cannot cut them off, it saves nothing.
+    `prefix` does not have: only a slot that will be emptied has such tokens. If it cannot do this, it saves nothing.
 
     Attributes:
         make_room: PrefixStore.make_room, called with the size of the state in bytes before the state is copied.

@@ -143,8 +143,8 @@ class _Endpoints:
         return json_response({"models": found})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Returns the metrics of one model's engine if the query has `model` or there is only one model. Otherwise returns
-        the metrics of loads and of HTTP."""
+        """Returns the metrics of one model's engine if the query has `model` or there is only one model. Otherwise
+        returns the metrics of loads and of HTTP."""
         name, models = request.query_params.get("model") or None, self._pool.models
         state = request.app.state
         if name is not None or len(models) == 1:

@@ -89,7 +89,8 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
-        free = max(0, question.memory_bytes - PROCESS_BYTES)  # as the real available_bytes, without this process's memory
+        # the real available_bytes does not contain the memory of this process either
+        free = max(0, question.memory_bytes - PROCESS_BYTES)
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
