@@ -174,7 +174,7 @@ WORKLOADS = {
     )
 }  # fmt: skip
 
-PEER_MODELS = {"synth": "", "synth 1B": "1B Q4_K_M", "smollm2": "SmolLM2 Q4_1"}
+PEER_MODELS = {"synth": "", "synth BF16": "BF16", "synth 1B": "1B Q4_K_M", "smollm2": "SmolLM2 Q4_1"}
 """The models of bench_peers.py, and the suffixes of their workloads' names."""
 
 

@@ -22,12 +22,12 @@ class ChildSession:
 
     def __init__(
         self, name: str, program: Path, start: Mapping[str, Any], setup: Setup, *, python: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None, load_s: float = LOAD_TIMEOUT_S,
     ) -> None:  # fmt: skip
         log = setup.logs / f"{name}.log"
         self._program = Program(name, [python or setup.python, program], env or setup.env, log, lines=True)
         try:
-            self.facts = self._program.ask(start, LOAD_TIMEOUT_S)
+            self.facts = self._program.ask(start, load_s)
             del self.facts["ready"]
         except BaseException:
             self._program.close()

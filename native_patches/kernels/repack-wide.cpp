@@ -156,6 +156,7 @@ struct facts {
 // What the weights of a block are: quants times a scale, which has a factor in common with its unit,
 struct scaled {
     static constexpr bool has_offset = false;
+    static constexpr bool has_minima = false; // of each block, as floats
 
     static floats scale_of(const facts & f, int sub) { return times(fact(f.d), fact(f.scale[sub])); }
 };
@@ -220,14 +221,19 @@ template <typename QUANTS> struct of_32 {
             value = multiply_add(times(to_floats(x), scale), repeat(in.d[0]), value);
         }
 
+        // the share of block `sub`, which `in` is of
+        void add_minimum(const facts & f, int sub, const inputs & in) {
+            value = multiply_add(fact(f.minimum[sub]), repeat(in.extras[0]), value);
+        }
+
         floats end(const facts & f, const inputs & in) const {
-            floats all = value;
+            sum all = *this;
             if constexpr (has_minima) {
                 for (int s = 0; s < f.subs; s++) {
-                    all = multiply_add(fact(f.minimum[s]), repeat(in.extras[s]), all);
+                    all.add_minimum(f, s, in.block(s));
                 }
             }
-            return all;
+            return all.value;
         }
     };
 
@@ -1275,9 +1281,26 @@ void many_rows_units(int64_t k, int64_t at, int64_t end, const many_unit * unit,
             quants += W::block;
             in = in.block(1);
         }
+        if constexpr (W::has_minima) { // as sum::end, block by block: sum by sum GCC would keep all sums in memory
+            in = first;
+#pragma GCC unroll 1
+            for (int sub = 0; sub < unit->strips[0].subs; sub++) {
+                in.extras = hidden(in.extras);
+                for (int r = 0; r < N; r++) {
+                    for (int s = 0; s < 2; s++) {
+                        each[r][s].add_minimum(unit->strips[s], sub, in.behind(r * stride));
+                    }
+                }
+                in = in.block(1);
+            }
+        }
         for (int r = 0; r < N; r++) {
             for (int s = 0; s < 2; s++) {
-                sums[r][s] = each[r][s].end(unit->strips[s], first.behind(r * stride));
+                if constexpr (W::has_minima) {
+                    sums[r][s] = each[r][s].value;
+                } else {
+                    sums[r][s] = each[r][s].end(unit->strips[s], first.behind(r * stride));
+                }
             }
         }
     }

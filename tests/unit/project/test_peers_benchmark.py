@@ -5,13 +5,16 @@ import json
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 from benchmarks import bench_peers, grid, report
-from benchmarks.peers import openvino
+from benchmarks.peers import openvino, vllm
 from benchmarks.peers.base import Model, Result, Setup
 from benchmarks.process import PeerFailure
 from benchmarks.workloads import PEER_WORKLOADS, WORKLOADS
+from llamabatch.gguf.header import read_header
+from llamabatch.gguf.resolve import resolve
 
 WORKLOAD = PEER_WORKLOADS["burst, SmolLM2 Q4_1"]
 NEVER = 1e18
@@ -135,3 +138,19 @@ def test_settings_go_to_the_scheduler_or_to_the_device(monkeypatch):
     assert started[0]["scheduler"] == scheduler
     assert started[0]["properties"] == {"INFERENCE_NUM_THREADS": 2, "KV_CACHE_PRECISION": "f16"}
     assert not openvino.OpenVino("OpenVINO").applies(WORKLOADS["long prompt among talkers"])
+
+
+def test_vllm_gets_the_shape_of_the_file():
+    path = resolve("tiny")
+    header, config = read_header(path), vllm.config_of(path)
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["vocab_size"] == header.n_tokens
+    assert config["num_key_value_heads"] == header.own("attention.head_count_kv")
+    assert None not in config.values()
+
+
+def test_a_peer_that_people_install_themselves_needs_its_place():
+    nowhere = dict.fromkeys(bench_peers.OTHERS)
+    with pytest.raises(click.UsageError, match="needs --vllm-python"):
+        bench_peers._engines(setup_of(), [report.VLLM], [], False, nowhere)
+    assert [peer.name for peer in bench_peers._engines(setup_of(), [], [], False, nowhere)] == list(bench_peers.PEERS)
