@@ -14,6 +14,7 @@ that `--minutes` can cut a run into pieces.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,13 +22,13 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import facts, places, report, trained
+from benchmarks import facts, places, report, trained, type_files
 from benchmarks.bench import RESULTS, show
 from benchmarks.peers import openvino
 from benchmarks.peers.base import Model, Opens, Result, Session, Setup, measure_once, open_warm
@@ -42,11 +43,7 @@ from llamabatch.native_build.tools import main_guard
 from llamabatch.planning.machine import Machine
 
 PEERS = (report.OURS, report.STOCK_BEST, report.OPENVINO, report.OPENVINO_BEST)
-OTHERS = (report.IK, report.VLLM)  # each needs an option that says where it is
 MOST_OTHERS = 2.0  # percent of the CPU that other processes may use in a measurement
-_NEEDS = {report.IK: "--ik-llama-server", report.VLLM: "--vllm-python"}
-_IK_FLAGS = ("-rtr", "-fa", "on", "--cache-ram", "0")
-_PROGRAM = click.Path(path_type=Path, exists=True, dir_okay=False)
 NEAREST = ("Q4_0", "Q8_0")  # types that OpenVINO reads, the nearest to Q4_K_M first
 
 
@@ -54,13 +51,13 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-FILES = {
-    "synth": lambda: places.synth_model(say),
-    "synth BF16": lambda: places.synth_model(say, "BF16"),
-    "synth 1B": lambda: places.synth_model(say, *places.LARGER),
-    "smollm2": lambda: trained.model("smollm2"),
+FILES: dict[str, Callable[[contextlib.ExitStack], Path]] = {
+    "synth": lambda _: places.synth_model(say),
+    "synth BF16": lambda stack: stack.enter_context(type_files.model(places.SHAPE, "BF16", say)),
+    "synth 1B": lambda _: places.synth_model(say, *places.LARGER),
+    "smollm2": lambda _: trained.model("smollm2"),
 }
-"""The files of PEER_MODELS; a call fetches or writes the file unless it is in the cache."""
+"""The files of PEER_MODELS; a call fetches or writes the file unless it is in the cache. A file may end with the stack."""
 
 
 def nearest(model: str) -> Iterator[Path]:
@@ -177,9 +174,11 @@ def run(
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(list(PEER_MODELS)), help="Only this; repeatable.")
 @click.option("--workload", "names", multiple=True, type=click.Choice(list(PEER_WORKLOADS)), help="Only this.")
-@click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS + OTHERS), help="Only this; repeatable.")
-@click.option("--ik-llama-server", "ik", type=_PROGRAM, help="llama-server of ik_llama.cpp; adds this peer.")
-@click.option("--vllm-python", "vllm", type=_PROGRAM, help="Python of an environment with vLLM; adds this peer.")
+@click.option("--peer", "peers", multiple=True, type=click.Choice((*PEERS, report.VLLM)), help="Only this; repeatable.")
+@click.option(
+    "--vllm-python", "vllm", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Python of an environment with vLLM; adds this peer.",
+)  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--attempts", type=click.IntRange(min=1), default=3, show_default=True, help="Of a measurement.")
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="Begin no measurement later than this.")
@@ -188,9 +187,8 @@ def run(
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that one engine may take for one workload.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Where the figures go.")
 def main(
-    models: tuple[str, ...], names: tuple[str, ...], peers: tuple[str, ...], ik: Path | None, vllm: Path | None,
-    rounds: int, attempts: int, minutes: float | None, grid: bool, threads: int | None, timeout: float,
-    path: Path | None,
+    models: tuple[str, ...], names: tuple[str, ...], peers: tuple[str, ...], vllm: Path | None, rounds: int,
+    attempts: int, minutes: float | None, grid: bool, threads: int | None, timeout: float, path: Path | None,
 ) -> None:  # fmt: skip
     """Measure the rounds that the file of figures does not have yet, and print medians and ratios."""
     deadline = time.monotonic() + 60 * (minutes or 1e6)
@@ -199,10 +197,10 @@ def main(
         workload for workload in PEER_WORKLOADS.values()
         if (not names or workload.name in names) and (not models or workload.model in models)
     ]  # fmt: skip
-    with ended_by_signals():
+    with ended_by_signals(), contextlib.ExitStack() as stack:
         used = dict.fromkeys(workload.model for workload in chosen)
-        setup = _setup({name: places.describe_model(FILES[name]()) for name in used}, threads, timeout)
-        engines = _engines(setup, peers, chosen, grid, {report.IK: ik, report.VLLM: vllm})
+        setup = _setup({name: places.describe_model(FILES[name](stack)) for name in used}, threads, timeout)
+        engines = _engines(setup, peers or (*PEERS, *([report.VLLM] if vllm else [])), chosen, grid, vllm)
         about = facts.facts(facts.command_line("python -m benchmarks.bench_peers"))
         about["peer_versions"] = places.peer_versions(setup.bench_python)
         document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -237,11 +235,10 @@ def _setup(models: dict[str, Model], threads: int | None, timeout_s: float) -> S
 
 
 def _engines(
-    setup: Setup, peers: Sequence[str], workloads: Sequence[Workload], grid: bool, given: Mapping[str, Path | None]
+    setup: Setup, peers: Sequence[str], workloads: Sequence[Workload], grid: bool, vllm: Path | None
 ) -> list[Opens]:
-    peers = peers or (*PEERS, *(name for name, place in given.items() if place))
-    if missing := [name for name, place in given.items() if name in peers and not place]:
-        raise click.UsageError(f"--peer {missing[0]!r} needs {_NEEDS[missing[0]]}")
+    if report.VLLM in peers and vllm is None:
+        raise click.UsageError(f"--peer {report.VLLM!r} needs --vllm-python")
     flags, settings = remembered(setup, stock=True), openvino.remembered(f"{setup.threads}")
     if grid and report.STOCK_BEST in peers:
         search_flags(setup, workloads, flags, say, stock=True)
@@ -253,9 +250,8 @@ def _engines(
         report.STOCK_BEST: LlamaServer(report.STOCK_BEST, flags, stock=True),
         report.OPENVINO: OpenVino(report.OPENVINO),
         report.OPENVINO_BEST: OpenVino(report.OPENVINO_BEST, settings),
-        report.IK: LlamaServer(report.IK, flags=_IK_FLAGS, program=given[report.IK]),
     }
-    if vllm := given[report.VLLM]:
+    if vllm:
         known[report.VLLM] = VLlm(report.VLLM, vllm)
     return [known[name] for name in peers]
 

@@ -18,7 +18,7 @@ STOCK, STOCK_BEST = "llama-server, stock", "llama-server, stock, best flags"
 PATCHED, PATCHED_BEST = "llama-server, patched", "llama-server, patched, best flags"
 SERVERS = (STOCK, STOCK_BEST, PATCHED, PATCHED_BEST)
 OPENVINO, OPENVINO_BEST = "OpenVINO GenAI", "OpenVINO GenAI, best settings"
-IK, VLLM = "ik_llama.cpp", "vLLM, BF16"
+VLLM = "vLLM, BF16"
 SCHEMA_VERSION = 1
 
 # The least ratios of our tokens/s to the peer's, by workload.

@@ -38,14 +38,12 @@ class LlamaServer:
     Attributes:
         best: for each workload, the flags that grid.py found; None: `flags`.
         stock: the server has none of our patches, except those that it needs to build and not to crash.
-        program: the llama-server of another tree, such as ik_llama.cpp; None: that of setup.
     """
 
     name: str
     best: grid.Remembered | None = None
     flags: tuple[str, ...] = ()
     stock: bool = False
-    program: Path | None = None
 
     def applies(self, workload: Workload) -> bool:
         return True
@@ -60,7 +58,7 @@ class LlamaServer:
             *self.flags_for(workload),
         ]  # fmt: skip
         command: list[str | Path] = [
-            self.program or setup.program("llama-server", stock=self.stock), "-m", setup.models[workload.model].path,
+            setup.program("llama-server", stock=self.stock), "-m", setup.models[workload.model].path,
             "--host", HOST, "--port", str(port), *flags,
         ]  # fmt: skip
         program = Program(self.name, command, setup.env, setup.logs / f"{self.name}.log", lines=False)

@@ -150,7 +150,7 @@ def test_vllm_gets_the_shape_of_the_file():
 
 
 def test_a_peer_that_people_install_themselves_needs_its_place():
-    nowhere = dict.fromkeys(bench_peers.OTHERS)
     with pytest.raises(click.UsageError, match="needs --vllm-python"):
-        bench_peers._engines(setup_of(), [report.VLLM], [], False, nowhere)
-    assert [peer.name for peer in bench_peers._engines(setup_of(), [], [], False, nowhere)] == list(bench_peers.PEERS)
+        bench_peers._engines(setup_of(), [report.VLLM], [], False, None)
+    [peer] = bench_peers._engines(setup_of(), [report.VLLM], [], False, Path("python"))
+    assert peer.name == report.VLLM
