@@ -57,7 +57,7 @@ FILES: dict[str, Callable[[contextlib.ExitStack], Path]] = {
     "synth 1B": lambda _: places.synth_model(say, *places.LARGER),
     "smollm2": lambda _: trained.model("smollm2"),
 }
-"""The files of PEER_MODELS; a call fetches or writes the file unless it is in the cache. A file may end with the stack."""
+"""The files of PEER_MODELS. A call fetches or writes a file that is not in the cache; the stack's end may remove it."""
 
 
 def nearest(model: str) -> Iterator[Path]:

@@ -35,7 +35,8 @@ _STOCK = (report.STOCK, report.STOCK_BEST)
 _OPENVINO = (report.OPENVINO, report.OPENVINO_BEST)
 _README_PEERS = (report.OURS, *_STOCK, report.OPENVINO_BEST, report.LOOP, report.LIMIT)
 _ALL_PEERS = (
-    report.OURS, *report.SERVERS, *_OPENVINO, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT,
+    report.OURS, *report.SERVERS, report.OPENVINO_BEST, report.VLLM, "xllamacpp", "llama-cpp-python server",
+    report.LOOP, report.LIMIT,
 )  # fmt: skip
 PAGES: Mapping[str, tuple[str, ...]] = {"README.md": _README_PEERS, "docs/benchmarks.md": _ALL_PEERS}
 
@@ -59,6 +60,11 @@ ROWS = {
     "the same, shared prefix in the cache": ("shared prefix, warm, SmolLM2 Q4_1", "tokens_per_s"),
     "the same, one request": ("one request, SmolLM2 Q4_1", "tokens_per_s"),
     "the same, first token of 1,500": ("one long prompt, SmolLM2 Q4_1", "first_token_s"),
+    "0.5B in BF16, burst": ("burst, BF16", "tokens_per_s"),
+    "BF16, ragged": ("ragged, 32 requests, BF16", "tokens_per_s"),
+    "BF16, shared prefix": ("shared prefix, BF16", "tokens_per_s"),
+    "BF16, one request": ("one request, BF16", "tokens_per_s"),
+    "BF16, first token of 1,500": ("one long prompt, BF16", "first_token_s"),
 }
 _NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
 _IS_STOCK = (
@@ -69,6 +75,7 @@ _MEANINGS = {
     report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
     report.PATCHED: "The patched llama-server has our kernels, and its defaults with `-np 32`.",
     report.OPENVINO: "OpenVINO GenAI reads the same file with its defaults, among them a KV cache of 8 bits.",
+    report.VLLM: "In vLLM's rows both have BF16.",
     report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
 }
 # whether the best flags and settings were searched -> peer -> meaning

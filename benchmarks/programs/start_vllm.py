@@ -40,7 +40,8 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         return {"wall_s": wall_s, "tokens": [len(seen) for seen in times], "times": times, "began": [0.0] * len(times)}
 
     facts = {"import_s": imported - began, "load_s": loaded - imported, "version": vllm.__version__}
-    return {**facts, "options": {**options["engine"], **fixed}}, handle
+    shown = {name: value for name, value in options["engine"].items() if name != "model"}
+    return {**facts, "options": {**shown, **fixed}}, handle
 
 
 if __name__ == "__main__":
