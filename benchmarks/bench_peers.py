@@ -44,6 +44,7 @@ from llamabatch.planning.machine import Machine
 
 PEERS = (report.OURS, report.STOCK_BEST, report.OPENVINO, report.OPENVINO_BEST)
 MOST_OTHERS = 2.0  # percent of the CPU that other processes may use in a measurement
+BF16 = "synth BF16"  # for vLLM, which has no other type: measured if vLLM is there, or if somebody names it
 NEAREST = ("Q4_0", "Q8_0")  # types that OpenVINO reads, the nearest to Q4_K_M first
 
 
@@ -53,7 +54,7 @@ def say(text: str) -> None:
 
 FILES: dict[str, Callable[[contextlib.ExitStack], Path]] = {
     "synth": lambda _: places.synth_model(say),
-    "synth BF16": lambda stack: stack.enter_context(type_files.model(places.SHAPE, "BF16", say)),
+    BF16: lambda stack: stack.enter_context(type_files.model(places.SHAPE, "BF16", say)),
     "synth 1B": lambda _: places.synth_model(say, *places.LARGER),
     "smollm2": lambda _: trained.model("smollm2"),
 }
@@ -193,9 +194,11 @@ def main(
     """Measure the rounds that the file of figures does not have yet, and print medians and ratios."""
     deadline = time.monotonic() + 60 * (minutes or 1e6)
     path = path or RESULTS / "bench-peers.json"
+    unasked = () if vllm or names or models else (BF16,)
     chosen = [
         workload for workload in PEER_WORKLOADS.values()
         if (not names or workload.name in names) and (not models or workload.model in models)
+        and workload.model not in unasked
     ]  # fmt: skip
     with ended_by_signals(), contextlib.ExitStack() as stack:
         used = dict.fromkeys(workload.model for workload in chosen)

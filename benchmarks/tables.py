@@ -5,8 +5,8 @@ python -m benchmarks.tables [FILE.json]...
 Each table names its files in benchmarks/results. FILES replace the files of the table that names one of them, or of a
 page's only table. All other tables are filled from the files that they name. README's columns are llamabatch, the stock
 llama-server, OpenVINO GenAI, the loop and the limit; docs/benchmarks.md has all peers. If the files have no stock
-llama-server, README shows the patched one and says so. The tables leave out a workload whose run was stopped: one of
-its peers has fewer rounds than the file's number of rounds.
+llama-server, README shows the patched one and says so. The tables leave out a peer that failed, and a workload whose
+run was stopped: a peer has fewer rounds than another one, and no failure.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ _IS_STOCK = (
 _MEANINGS = {
     report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
     report.PATCHED: "The patched llama-server has our kernels, and its defaults with `-np 32`.",
-    report.OPENVINO: "OpenVINO GenAI reads the same file with its defaults, among them a KV cache of 8 bits.",
     report.VLLM: "In vLLM's rows both have BF16.",
     report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
 }
@@ -146,7 +145,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         searched |= "llama_server_grid" in document or "--grid" in document.get("command", "")
         stopped = _stopped(document)
         for row in document["series"]:
-            if row["workload"] in stopped:
+            if row["workload"] in stopped or row.get("failure") is not None:
                 continue
             medians[row["workload"], row["peer"]] = row["median"]
             rounds |= {len(row["rounds"])} - {0}
@@ -172,7 +171,7 @@ def _stopped(document: Mapping[str, Any]) -> set[str]:
         most[row["workload"]] = max(most.get(row["workload"], 1), len(row["rounds"]))
     return {
         row["workload"] for row in document["series"]
-        if len(row["rounds"]) < most[row["workload"]] and (row["rounds"] or row.get("failure") is None)
+        if len(row["rounds"]) < most[row["workload"]] and row.get("failure") is None
     }  # fmt: skip
 
 

@@ -149,7 +149,8 @@ def test_vllm_gets_the_shape_of_the_file():
     assert None not in config.values()
 
 
-def test_a_peer_that_people_install_themselves_needs_its_place():
+def test_a_peer_that_people_install_themselves_needs_its_place(monkeypatch, tmp_path):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
     with pytest.raises(click.UsageError, match="needs --vllm-python"):
         bench_peers._engines(setup_of(), [report.VLLM], [], False, None)
     [peer] = bench_peers._engines(setup_of(), [report.VLLM], [], False, Path("python"))

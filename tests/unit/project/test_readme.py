@@ -132,6 +132,12 @@ def test_a_workload_whose_run_was_stopped_is_left_out(tmp_path):
     del document["series"][-1]["rounds"][0]
     (tmp_path / "bench.json").write_text(json.dumps(document))
     assert {workload for workload, _ in tables.read(["bench"], tmp_path).medians} == {"burst"}
+    last = document["series"][-1]
+    last["failure"] = "it crashed in its second round"
+    (tmp_path / "bench.json").write_text(json.dumps(document))
+    found = tables.read(["bench"], tmp_path).medians.keys()
+    assert (last["workload"], last["peer"]) not in found
+    assert last["workload"] in {workload for workload, _ in found}
 
 
 def test_the_picture_is_that_of_the_json():
