@@ -287,6 +287,8 @@ struct fa_context {
     int64_t DV_padded;
     int64_t group; // query heads for each KV head
 
+    ggml_threadpool * threadpool;
+
     float scale;
     float max_bias;
     float logit_softcap;
@@ -305,18 +307,24 @@ struct fa_keys {
     bool plain;    // all rows see all of them, and the mask adds nothing; false: not known
 };
 
-// queries of one unit that are handled together, and the scratch of the thread
-struct fa_unit {
+// where a unit lies
+struct fa_place {
     int64_t i3;     // of the queries
     int64_t stream; // of the keys
     int64_t k0, nk; // KV heads
     int64_t h0, nh; // query heads, from the first of a KV head on
     int64_t r0, nr; // query rows
     int64_t c0, c1; // keys
-    int64_t range;  // the range at hand
     int64_t ranges; // end of those of the unit
-    bool finite;    // no sum is infinite or not a number
-    int32_t mark;   // of the rows
+
+    const uint8_t * sights; // of all keys, by fa_look; nullptr: not known
+};
+
+// queries of one unit that are handled together, and the scratch of the thread
+struct fa_unit : fa_place {
+    int64_t range; // the range at hand
+    bool finite;   // no sum is infinite or not a number
+    int32_t mark;  // of the rows
 
     float * Q;     // [nk*nr*nh][DK], scaled
     float * KQ;    // [nr*nh][width]
@@ -332,12 +340,20 @@ struct fa_unit {
     float * K;       // the block at hand in F32, [n][DK]; or tiles of it
     float * V;       // [n][V_stride]
 
-    uint8_t * sights; // of all keys, by fa_look; seen: they are those of the rows at hand
-    bool seen;
+    uint8_t * looked; // what sights may point to
 
     fa_keys blocks[2];
     fa_keys * now;  // the block at hand
     fa_keys * next; // the one that is fetched meanwhile
+
+    // The unit that this thread takes next, and its first block. They are known before the last block of this one, and
+    // fetched with it: the units of many short sequences have few blocks.
+    int64_t after; // -1: not known
+    fa_place place_after;
+    fa_keys keys_after;
+    int64_t asked;  // keys of it that have been fetched
+    int64_t asking; // end of those that are fetched with the block at hand
+    bool fetched;   // the first block of this one has been
 
     float M[FA_MAX_Q];
     float S[FA_MAX_Q];
@@ -350,7 +366,7 @@ static const uint16_t * fa_mask_row(const fa_context & c, int64_t i1, int64_t i3
 }
 
 // how many of the keys ic .. ic + n are seen by some row of the unit, and each of them by how many
-static int64_t fa_count_seen(const fa_context & c, const fa_unit & u, int64_t ic, int64_t n, uint16_t * seen) {
+static int64_t fa_count_seen(const fa_context & c, const fa_place & u, int64_t ic, int64_t n, uint16_t * seen) {
     std::fill(seen, seen + n, c.mask ? 0 : 1);
     if (!c.mask) {
         return n;
@@ -371,8 +387,8 @@ static int64_t fa_count_seen(const fa_context & c, const fa_unit & u, int64_t ic
 // Looks once at the masks of a unit of several rows. Returns true if their keys differ so much, as those of different
 // sequences do, that each row is faster alone.
 static bool fa_look(const fa_context & c, fa_unit & u) {
-    u.seen = c.mask && u.nr > 1;
-    if (!u.seen) {
+    u.sights = nullptr;
+    if (!c.mask || u.nr == 1) {
         return false;
     }
     int64_t n_any = 0; // keys that some row sees
@@ -396,13 +412,14 @@ static bool fa_look(const fa_context & c, fa_unit & u) {
             any |= bits[j];
         }
         n_any += n_seen;
-        u.sights[ic / FA_KV_BLOCK] = n_seen == 0 ? FA_NONE : n_seen < n ? FA_SOME : any ? FA_EACH : FA_PLAIN;
+        u.looked[ic / FA_KV_BLOCK] = n_seen == 0 ? FA_NONE : n_seen < n ? FA_SOME : any ? FA_EACH : FA_PLAIN;
     }
+    u.sights = u.looked;
     return 2 * n_all <= u.nr * n_any;
 }
 
 // Find the next keys, from ic on, that at least one of the rows may see. Returns where to go on.
-static int64_t fa_find_keys(const fa_context & c, const fa_unit & u, int64_t ic, fa_keys & x) {
+static int64_t fa_find_keys(const fa_context & c, const fa_place & u, int64_t ic, fa_keys & x) {
     x.n = 0;
     x.plain = !c.mask;
     while (ic < u.c1 && x.n < FA_KV_BLOCK) {
@@ -410,7 +427,7 @@ static int64_t fa_find_keys(const fa_context & c, const fa_unit & u, int64_t ic,
 
         uint16_t seen[FA_KV_BLOCK];
         int64_t n_seen = -1; // not counted
-        if (u.seen && ic % FA_KV_BLOCK == 0) {
+        if (u.sights && ic % FA_KV_BLOCK == 0) {
             const uint8_t sight = u.sights[ic / FA_KV_BLOCK];
             n_seen = sight == FA_NONE ? 0 : sight == FA_SOME ? -1 : step;
             x.plain = sight == FA_PLAIN && x.n == 0;
@@ -439,7 +456,7 @@ static int64_t fa_find_keys(const fa_context & c, const fa_unit & u, int64_t ic,
     return ic;
 }
 
-static int64_t fa_next_block(const fa_context & c, const fa_unit & u, int64_t ic, fa_keys & x) {
+static int64_t fa_next_block(const fa_context & c, const fa_place & u, int64_t ic, fa_keys & x) {
     ic = fa_find_keys(c, u, ic, x);
 
     const char * k = (const char *) c.k->data + u.k0 * c.k->nb[2] + u.stream * c.k->nb[3];
@@ -459,11 +476,17 @@ static void fa_next_head(const fa_context & c, fa_keys & x) {
     }
 }
 
-// Prefetches the next block while one is computed with, the rows of all heads in the order of memory: the rows of a KV
-// head are too short for a hardware prefetcher.
-static fattn_few::ahead fa_ahead(const fa_unit & u, const ggml_tensor * t, const char * const * rows, int64_t done) {
-    const int64_t size = (u.nk - 1) * t->nb[2] + ggml_row_size(t->type, t->ne[0]);
-    return { rows, u.next->n, size, done, u.nk };
+// The rows of K or V, t, that are prefetched while the `keys` rows of each KV head of the block at hand are computed with,
+// now those of the `head`-th. They come in the order of memory, all heads: the rows of one are too short for a hardware
+// prefetcher.
+static fattn_few::ahead fa_ahead(const fa_context & c, const fa_unit & u, const ggml_tensor * t, int64_t keys,
+                                 int64_t head) {
+    const auto size = [&](const fa_place & p) { return (p.nk - 1) * t->nb[2] + ggml_row_size(t->type, t->ne[0]); };
+    const auto rows = [&](const fa_keys & x) { return t == c.k ? x.k : x.v; };
+    return { { { rows(*u.next), u.next->n, int64_t(size(u)) },
+               { rows(u.keys_after) + u.asked, u.asking - u.asked, int64_t(size(u.place_after)) } },
+             head * keys,
+             u.nk * keys };
 }
 
 // A block: calls take with a function that returns the elements i .. i + EPR of key j, those behind the last one 0.
@@ -575,9 +598,8 @@ static void fa_add_range(int64_t DV, float & M, float & S, float * V, float m, f
 // A block of keys with few queries of a KV head, the `head`-th of the unit.
 static void fa_few_block(const fa_context & c, fa_unit & u, int64_t nq, int64_t head, const float * slope) {
     const int64_t m0 = head * nq;
-    const int64_t done = head * u.now->width;
     fattn_few::all_scores(c.k->type, u.now->k, u.now->width, nq, u.Q + m0 * c.DK, c.DK, u.KQ,
-                          fa_ahead(u, c.k, u.next->k, done));
+                          fa_ahead(c, u, c.k, u.now->width, head));
     for (int64_t r = 0; r < u.nr; ++r) {
         float mask[FA_KV_BLOCK];
         fa_load_mask(c, u, u.r0 + r, mask);
@@ -586,7 +608,7 @@ static void fa_few_block(const fa_context & c, fa_unit & u, int64_t nq, int64_t 
         }
     }
     fattn_few::all_weighted(c.v->type, u.now->v, u.now->n, nq, u.KQ, u.now->width, u.VKQ + m0 * c.DV, c.DV,
-                            fa_ahead(u, c.v, u.next->v, done));
+                            fa_ahead(c, u, c.v, u.now->n, head));
 }
 
 // True if the rows `first` .. `last` see each key of the block, and the mask adds nothing.
@@ -639,8 +661,8 @@ template <typename F> static void fa_each_group(int64_t nq, F f) {
 template <typename KERNEL>
 static void fa_many_block(const fa_context & c, fa_unit & u, int64_t nq, const float * slope) {
     const fa_keys & x = *u.now;
-    fa_load_block(c.k, x.k, fa_ahead(u, c.k, u.next->k, 0), [&](auto f) { KERNEL::load_keys(x.n, c.DK, u.K, f); });
-    fa_load_block(c.v, x.v, fa_ahead(u, c.v, u.next->v, 0), [&](auto f) { KERNEL::load_values(x.n, c.DV, u.V, f); });
+    fa_load_block(c.k, x.k, fa_ahead(c, u, c.k, x.n, 0), [&](auto f) { KERNEL::load_keys(x.n, c.DK, u.K, f); });
+    fa_load_block(c.v, x.v, fa_ahead(c, u, c.v, x.n, 0), [&](auto f) { KERNEL::load_values(x.n, c.DV, u.V, f); });
     fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
         const float * masks = fa_load_masks(c, u, first, end, lanes);
         KERNEL::scores(u.K, x.n, c.DK, u.turned + first * c.DK_padded, lanes, u.KQ);
@@ -719,6 +741,55 @@ static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
     ++u.range;
 }
 
+// `ih`: which of the groups of query heads; `k0`, `kv_heads`: the KV heads
+static void fa_set_heads(const fa_context & c, fa_place & u, int64_t ih, int64_t k0, int64_t kv_heads) {
+    u.k0 = k0;
+    u.nk = std::min(kv_heads, c.k->ne[2] - k0);
+    u.h0 = ih * c.plan.heads;
+    u.nh = std::min(c.plan.heads, c.group - u.h0);
+}
+
+static void fa_locate(const fa_context & c, int64_t unit, fa_place & u) {
+    const fa_plan & p = c.plan;
+
+    u.sights = nullptr;
+    unit = p.n_units - 1 - unit; // rows with more keys first, so that threads end together
+    const int64_t split = unit % p.n_splits;
+    unit /= p.n_splits;
+    if (c.runs) {
+        const fa_run & run = *std::prev(std::upper_bound(
+            c.runs, c.runs + c.n_runs, unit, [](int64_t wanted, const fa_run & each) { return wanted < each.unit; }));
+        unit -= run.unit;
+        fa_set_heads(c, u, unit % p.n_heads, unit / p.n_heads * run.kv_heads, run.kv_heads);
+        u.i3 = 0;
+        u.stream = run.stream;
+        u.r0 = run.first;
+        u.nr = run.rows;
+    } else {
+        const int64_t ir = unit % p.n_rows;
+        unit /= p.n_rows;
+        const int64_t ih = unit % p.n_heads;
+        unit /= p.n_heads;
+        fa_set_heads(c, u, ih, unit % p.n_kv * p.kv_heads, p.kv_heads);
+        u.i3 = u.stream = unit / p.n_kv;
+        u.r0 = ir * p.rows;
+        u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
+    }
+    u.c0 = p.n_ranges * split / p.n_splits * FA_RANGE;
+    u.ranges = p.n_ranges * (split + 1) / p.n_splits;
+    u.c1 = std::min(u.ranges * FA_RANGE, c.k->ne[1]);
+}
+
+// Takes the next unit for this thread and finds its first block.
+static void fa_take(const fa_context & c, fa_unit & u) {
+    u.after = ggml_threadpool_chunk_add(c.threadpool, 1);
+    u.keys_after.n = u.asked = u.asking = 0;
+    if (u.after < c.plan.n_units) {
+        fa_locate(c, u.after, u.place_after);
+        fa_next_block(c, u.place_after, u.place_after.c0, u.keys_after);
+    }
+}
+
 // Returns false, without a result, where several rows are handled together and a sum is not finite.
 static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     const int64_t nq = u.nr * u.nh; // of a KV head
@@ -748,8 +819,12 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     u.now = &u.blocks[0];
     u.next = &u.blocks[1];
     int64_t ic = fa_next_block(c, u, u.c0, *u.next);
-    fa_ahead(u, c.k, u.next->k, 0).ask_for(0, u.next->n * u.nk);
-    fa_ahead(u, c.v, u.next->v, 0).ask_for(0, u.next->n * u.nk);
+    u.asked = u.asking; // none of those after it
+    if (!u.fetched && u.next->n > 0) {
+        fa_ahead(c, u, c.k, u.next->n, 0).ask_for(0, u.nk * u.next->n);
+        fa_ahead(c, u, c.v, u.next->n, 0).ask_for(0, u.nk * u.next->n);
+    }
+    u.fetched = false;
     for (int64_t n_blocks = 0; u.next->n > 0; ++n_blocks) {
         if (n_blocks > 0 && n_blocks % FA_RANGE_BLOCKS == 0) {
             fa_end_range(c, u, u.nk * nq);
@@ -757,6 +832,11 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         }
         std::swap(u.now, u.next);
         ic = fa_next_block(c, u, ic, *u.next);
+        if (u.next->n < FA_KV_BLOCK && u.after < 0) {
+            fa_take(c, u);
+        }
+        u.asked = u.asking;
+        u.asking = std::min(u.asked + FA_KV_BLOCK - u.next->n, u.keys_after.n);
         for (int64_t k = 0; k < u.nk; ++k) {
             if (k > 0) {
                 fa_next_head(c, *u.now);
@@ -798,7 +878,7 @@ static void fa_run_neighbours(const fa_context & c, fa_unit & u) {
     if (!fa_look(c, u) && fa_run_rows(c, u)) {
         return;
     }
-    u.seen = false;
+    u.sights = nullptr;
     // Each row alone, with its own keys: where a sequence overflows, a weight of 0 would not keep it out of other rows.
     const int64_t end = u.r0 + u.nr;
     for (u.nr = 1; u.r0 < end; ++u.r0) {
@@ -806,42 +886,7 @@ static void fa_run_neighbours(const fa_context & c, fa_unit & u) {
     }
 }
 
-// `ih`: which of the groups of query heads; `k0`, `kv_heads`: the KV heads
-static void fa_set_heads(const fa_context & c, fa_unit & u, int64_t ih, int64_t k0, int64_t kv_heads) {
-    u.k0 = k0;
-    u.nk = std::min(kv_heads, c.k->ne[2] - k0);
-    u.h0 = ih * c.plan.heads;
-    u.nh = std::min(c.plan.heads, c.group - u.h0);
-}
-
-static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
-    const fa_plan & p = c.plan;
-
-    const int64_t split = unit % p.n_splits;
-    unit /= p.n_splits;
-    if (c.runs) {
-        const fa_run & run = *std::prev(std::upper_bound(
-            c.runs, c.runs + c.n_runs, unit, [](int64_t wanted, const fa_run & each) { return wanted < each.unit; }));
-        unit -= run.unit;
-        fa_set_heads(c, u, unit % p.n_heads, unit / p.n_heads * run.kv_heads, run.kv_heads);
-        u.i3 = 0;
-        u.stream = run.stream;
-        u.r0 = run.first;
-        u.nr = run.rows;
-    } else {
-        const int64_t ir = unit % p.n_rows;
-        unit /= p.n_rows;
-        const int64_t ih = unit % p.n_heads;
-        unit /= p.n_heads;
-        fa_set_heads(c, u, ih, unit % p.n_kv * p.kv_heads, p.kv_heads);
-        u.i3 = u.stream = unit / p.n_kv;
-        u.r0 = ir * p.rows;
-        u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
-    }
-    u.c0 = p.n_ranges * split / p.n_splits * FA_RANGE;
-    u.ranges = p.n_ranges * (split + 1) / p.n_splits;
-    u.c1 = std::min(u.ranges * FA_RANGE, c.k->ne[1]);
-
+static void fa_run_unit(const fa_context & c, fa_unit & u) {
     const int64_t end = u.r0 + u.nr;
     for (int64_t first = u.r0, next; first < end; first = next) {
         next = end;
@@ -899,6 +944,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     float * scratch = work + ith * fa_scratch_size(dst);
     c.partials = work + nth * fa_scratch_size(dst);
     c.runs = nullptr;
+    c.threadpool = params->threadpool;
 
     fa_unit u;
     u.mark = 0;
@@ -912,10 +958,10 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     u.weights = u.masks + FA_KV_BLOCK * fattn_many::LANES;
     u.K = u.weights + FA_KV_BLOCK * fattn_many::LANES;
     u.V = u.K + FA_KV_BLOCK * c.DK_padded;
-    u.sights = (uint8_t *) (u.V + FA_KV_BLOCK * fattn_many::stride(c.DV_padded));
+    u.looked = (uint8_t *) (u.V + FA_KV_BLOCK * fattn_many::stride(c.DV_padded));
 
     if (dst->src[5]) { // each thread for itself
-        fa_run * runs = (fa_run *) (u.sights + fa_sights(c.k));
+        fa_run * runs = (fa_run *) (u.looked + fa_sights(c.k));
         c.n_runs = fa_plan_runs(c.plan, dst, nth, runs);
         c.runs = runs;
     }
@@ -927,8 +973,20 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
         ggml_threadpool_chunk_set(params->threadpool, nth);
     }
     ggml_barrier(params->threadpool);
-    for (int64_t unit = ith; unit < c.plan.n_units; unit = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        fa_run_unit(c, u, c.plan.n_units - 1 - unit); // rows with more keys first, so that threads end together
+    u.place_after = {};
+    u.keys_after.n = u.asked = u.asking = 0;
+    u.fetched = false;
+    if (ith < c.plan.n_units) {
+        fa_locate(c, ith, u);
+    }
+    for (int64_t unit = ith; unit < c.plan.n_units; unit = u.after) {
+        u.after = -1;
+        fa_run_unit(c, u);
+        if (u.after < 0) { // no keys
+            fa_take(c, u);
+        }
+        u.fetched = u.asking > 0;
+        static_cast<fa_place &>(u) = u.place_after;
     }
     if (c.prompts) {
         fa_tiles<1>::end();

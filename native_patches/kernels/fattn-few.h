@@ -236,31 +236,40 @@ static constexpr int64_t LINE = 64; // bytes of a cache line
 
 static FATTN_INLINE void prefetch(const char * x) {
 #if defined(__AVX2__) || defined(__AVX512F__)
-    _mm_prefetch(x, _MM_HINT_T0);
+    _mm_prefetch(x, _MM_HINT_T1); // a block would push the one at hand out of the first level cache
 #else
     __builtin_prefetch(x);
 #endif
 }
 
-// The rows of the next block: they are prefetched a few at a time while the rows of all KV heads of this one are
-// computed with, `heads` times as many.
+// The rows that are needed next: they are prefetched a few at a time while the rows of all KV heads of the block at hand
+// are computed with.
 struct ahead {
-    const char * const * rows = nullptr;
-    int64_t n = 0;
-    int64_t size = 0; // bytes of a row
-    int64_t done = 0; // rows of this block, those of earlier heads
-    int64_t heads = 1;
+    struct part {
+        const char * const * rows;
+        int64_t n;
+        int64_t size; // bytes of a row
+    };
+    part parts[2] = {};
+    int64_t done = 0;  // rows of this block, those of earlier heads
+    int64_t total = 1; // rows of this block, those of all heads
 
     // Before `count` rows of this block are computed with, from `first` of the head at hand on. Inline, since GCC drops
     // calls of a function that does nothing but prefetch.
     FATTN_INLINE void ask_for(int64_t first, int64_t count) const {
+        const uint32_t n = parts[0].n + parts[1].n;
         const uint32_t from = done + first; // small, and short divisions are fast
-        const int64_t end = std::min<int64_t>(n, uint32_t(from + count) / uint32_t(heads));
-        for (int64_t j = from / uint32_t(heads); j < end; ++j) {
-            const char * line = rows[j] - (uintptr_t) rows[j] % LINE;
-            for (; line < rows[j] + size; line += LINE) {
-                prefetch(line);
+        int64_t begin = from * n / uint32_t(total);
+        int64_t end = std::min(n, (from + uint32_t(count)) * n / uint32_t(total));
+        for (const part & p : parts) {
+            for (int64_t j = std::max<int64_t>(begin, 0); j < std::min(end, p.n); ++j) {
+                const char * line = p.rows[j] - (uintptr_t) p.rows[j] % LINE;
+                for (; line < p.rows[j] + p.size; line += LINE) {
+                    prefetch(line);
+                }
             }
+            begin -= p.n;
+            end -= p.n;
         }
     }
 };
