@@ -127,6 +127,8 @@ template <typename BASE> class wide_traits : public BASE {
     static constexpr int GROUP = 32;         // most rows of an expert at once
     static constexpr int PROMPT_GROUP = 256; // of prompts
     static constexpr int MANY = 128;         // most rows at once
+    static constexpr int PASSES = 12;        // kernels take four or six of them at a time
+    static constexpr int BLOCK = 128;        // fewest rows that are a thread's own
     static constexpr int STRIP = GGML_WIDE_COLUMNS;
     static constexpr int PANEL = 16;    // most strips at once for rows of prompts, whose sums take 1 KiB a row
     static constexpr int PIECE = 64;    // bytes of a row of a prompt
@@ -205,8 +207,7 @@ template <typename BASE> class wide_traits : public BASE {
     // Most rows of a group, which stay in the second level cache
     static int64_t group_size(size_t row) {
         constexpr int64_t kept = 5 << 16; // bytes
-        constexpr int64_t pass = 12;      // kernels take four or six rows at a time
-        return std::clamp<int64_t>(kept / row, GROUP + pass, MANY) / pass * pass;
+        return std::clamp<int64_t>(kept / row, GROUP + PASSES, MANY) / PASSES * PASSES;
     }
 
     // strips [first, last) of columns for rows [begin, end)
@@ -256,10 +257,12 @@ template <typename BASE> class wide_traits : public BASE {
         char * scratch = own(params->ith) + at.scratch;
         int32_t * order[2] = { (int32_t *) (memory + at.order[0]), (int32_t *) (memory + at.order[1]) };
         int64_t n[2] = { 0, 0 };
+        const int64_t own_begin = ggml_nrows(in) * params->ith / params->nth;
+        const int64_t own_end = ggml_nrows(in) * (params->ith + 1) / params->nth;
         for (int64_t i = 0; i < ggml_nrows(in); i++) {
             const bool is_prompt = at.is_prompt(i);
             const int64_t place = n[is_prompt]++;
-            if (i % params->nth != params->ith) {
+            if (i < own_begin || i >= own_end) {
                 continue;
             }
             order[is_prompt][place] = int32_t(i);
@@ -271,27 +274,32 @@ template <typename BASE> class wide_traits : public BASE {
             }
         }
 
-        // A chunk is a part of the pairs of strips for a group of rows. All groups have a part's weights in turn, while
-        // these are in the third level cache. A thread computes chunks that lie side by side, because it prefetches the
-        // next weights; then it takes chunks that are left of other threads' shares. The last chunk of a thread may leave
-        // the others waiting, so chunks are small: with four for each thread, one of two threads had 10 of the 18 pairs of
-        // a matrix of 576 columns. Rows of prompts stay in the second level cache for all strips of a chunk, so their
-        // chunks have more strips.
+        // A chunk is a part of the pairs of strips for a group of rows. Where rows are many, a thread has a block of its own,
+        // which other operations give it, too: what one thread writes and another one reads takes long between cores that
+        // share no cache. All groups of a block have a part's weights in turn, while these are in the third level cache. A
+        // thread computes chunks that lie side by side, because it prefetches the next weights; then it takes chunks that
+        // are left of other threads' shares. The last chunk of a thread may leave the others waiting, so chunks are small:
+        // with four for each thread, one of two threads had 10 of the 18 pairs of a matrix of 576 columns. Rows of prompts
+        // stay in the second level cache for all strips of a chunk, so their chunks have more strips.
         const int64_t strips = weights->ne[1] / STRIP;
         const int64_t pairs = (strips + 1) / 2;
-        const int64_t group = n[1] ? n[0] : group_size(at.row);
-        const int64_t groups = n[1] ? 1 : (n[0] + group - 1) / group;
+        const int64_t blocks = n[1] ? 1 : std::clamp<int64_t>(n[0] / BLOCK, 1, params->nth);
+        const int64_t most = (n[0] + blocks - 1) / blocks;                                      // rows of a block
+        const int64_t groups = n[1] ? 1 : (most + group_size(at.row) - 1) / group_size(at.row); // of a block
+        const int64_t group = n[1] ? n[0] : GGML_PAD((most + groups - 1) / groups, PASSES);
         const int64_t wanted = params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 4 : 16);
-        const int64_t parts = std::min(pairs, (wanted + groups - 1) / groups);
-        const int64_t chunks = parts * groups;
+        const int64_t parts = std::min(pairs, (wanted + blocks * groups - 1) / (blocks * groups));
+        const int64_t chunks = blocks * parts * groups;
         new (own(params->ith)) std::atomic<int64_t>(0);
         ggml_barrier(params->threadpool);
 
         const size_t strip_size = STRIP * weights->nb[1];
         const auto multiply_chunk = [&](int64_t chunk) {
-            const int64_t part = chunk / groups;
-            const int64_t begin = group * (chunk % groups);
-            const int64_t until = std::min(n[0], begin + group);
+            const int64_t part = chunk / groups % parts;
+            const int64_t block = chunk / groups / parts;
+            const int64_t end_of_block = n[0] * (block + 1) / blocks;
+            const int64_t begin = std::min(n[0] * block / blocks + group * (chunk % groups), end_of_block);
+            const int64_t until = std::min(begin + group, end_of_block);
             const int64_t first = 2 * (pairs * part / parts);
             const int64_t last = std::min(strips, 2 * (pairs * (part + 1) / parts));
             for (int64_t s = first; s < last;
