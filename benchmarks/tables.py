@@ -66,6 +66,8 @@ ROWS = {
     "BF16, one request": ("one request, BF16", "tokens_per_s"),
     "BF16, first token of 1,500": ("one long prompt, BF16", "first_token_s"),
 }
+# the best instructions first
+_INSTRUCTIONS = (("amx_int8", "AMX"), ("avx512_bf16", "AVX-512 BF16"), ("avx512_vnni", "AVX-512 VNNI"))
 _NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
 _IS_STOCK = (
     "The stock llama-server comes from the same source with the same compiler flags, without our patches except a fix "
@@ -141,7 +143,8 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         document = json.loads(path.read_text(encoding="utf-8"))
         _check(path, document)
         about = document["machine"]
-        machines.append(f"{about['cores']} cores of {about['cpu']}{_amx(document)}")
+        cpu = about["cpu"].replace("(R)", "").removesuffix(" Processor")
+        machines.append(f"{about['cores']} cores of {cpu}{_best_instructions(document)}")
         searched |= "llama_server_grid" in document or "--grid" in document.get("command", "")
         stopped = _stopped(document)
         for row in document["series"]:
@@ -157,11 +160,10 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
     return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], searched, tuple(notes))
 
 
-def _amx(document: Mapping[str, Any]) -> str:
-    """Returns " with AMX" or " without AMX" for a Xeon, since a virtual machine may hide AMX; otherwise ""."""
-    if "Xeon" not in document["machine"]["cpu"] or "cpu_flags" not in document:
-        return ""
-    return " with AMX" if "amx_int8" in document["cpu_flags"] else " without AMX"
+def _best_instructions(document: Mapping[str, Any]) -> str:
+    """Returns for example " with AMX", because a virtual machine may hide instructions of its CPU; "" if unknown."""
+    flags = document.get("cpu_flags", ())
+    return next((f" with {name}" for flag, name in _INSTRUCTIONS if flag in flags), "")
 
 
 def _stopped(document: Mapping[str, Any]) -> set[str]:

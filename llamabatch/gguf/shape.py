@@ -18,7 +18,7 @@ class ModelShape:
         n_layer, n_embd, n_ff, n_head, n_head_kv: the file's values as in Header.texts; "" if missing.
         n_vocab: number of tokens; 0 without a vocabulary.
         file_type: llama.cpp's number of the quantisation; "" if missing.
-        n_tensors, file_bytes: number of tensors in this file, bytes of all parts; both differ between quantisations.
+        n_tensors, file_bytes: of all files of a split model; both differ between quantisations.
     """
 
     architecture: str
@@ -41,7 +41,7 @@ def read_shape(path: Path) -> ModelShape:
         OSError: the file cannot be read.
     """
     header = read_header(path)
-    texts = header.texts()
+    texts, in_all = header.texts(), header.metadata.get("split.tensors.count")
 
     def value(key: str) -> str:
         return texts.get(f"{header.architecture}.{key}", "")
@@ -55,6 +55,6 @@ def read_shape(path: Path) -> ModelShape:
         n_head_kv=value("attention.head_count_kv"),
         n_vocab=header.n_tokens,
         file_type=texts.get("general.file_type", ""),
-        n_tensors=len(header.tensors),
+        n_tensors=in_all if isinstance(in_all, int) else len(header.tensors),
         file_bytes=file_bytes(path),
     )

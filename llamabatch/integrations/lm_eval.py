@@ -14,6 +14,7 @@ from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations import needs
 from llamabatch.integrations.shared import SharedEngine
+from llamabatch.llama.kv_state import fingerprint
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import boolean, integer, show
 from llamabatch.utils.progress import ProgressBar
@@ -130,7 +131,8 @@ class LlamaBatchLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """The name that lm_eval's cache of requests uses for the tokenizer and its chat template."""
-        return self._llm._client.model.path.name
+        path = self._llm._client.model.path
+        return f"{path.name}-{fingerprint(path)}"  # other models may have files of the same name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Returns the model's own template for True, None for False. Raises ConfigError for a name of a template."""

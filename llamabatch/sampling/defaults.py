@@ -104,8 +104,13 @@ def _other_order(params: FilledParams) -> tuple[str, ...] | None:
 
 
 def defaults_of(metadata: Mapping[str, str]) -> Defaults:
-    """Returns the defaults of a GGUF with this metadata. Warns of impossible values, and uses llama.cpp's instead."""
-    found = dict(DEFAULTS)
+    """Returns the defaults of a GGUF with this metadata, and llama.cpp's where the GGUF has none."""
+    return {**DEFAULTS, **given_by(metadata)}
+
+
+def given_by(metadata: Mapping[str, str]) -> Defaults:
+    """Returns only the defaults that the GGUF contains. Warns of impossible values, and leaves them out."""
+    found: dict[str, float] = {}
     for name, key in _KEYS.items():
         if key not in metadata:
             continue
@@ -113,15 +118,10 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
             value = float(metadata[key])
             if name in ("temperature", "top_k"):
                 value = max(value, 0.0)  # in llama.cpp a negative temperature means greedy, a negative top_k no limit
-            found[name] = int(value) if name in _WHOLE else value
-            SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
+            value = int(value) if name in _WHOLE else value
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+            found[name] = value
         except (ValueError, OverflowError) as error:  # SamplingError is a ValueError
-            found[name] = DEFAULTS[name]
             reason = error if isinstance(error, SamplingError) else f"{metadata[key]!r} is no number"
             logger.warning("the model file's %s is ignored: %s", key, reason)
     return found
-
-
-def given_by(metadata: Mapping[str, str]) -> Defaults:
-    """Returns only the defaults that the GGUF contains, without llama.cpp's."""
-    return {name: value for name, value in defaults_of(metadata).items() if _KEYS[name] in metadata}

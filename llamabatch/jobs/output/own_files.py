@@ -30,7 +30,7 @@ from llamabatch.jobs.output.files import PLAIN, AppendFile, Files
 Kind = Literal["ahead", "part", "sums"]
 KINDS: tuple[Kind, ...] = ("ahead", "part", "sums")
 
-LONGEST_SUFFIX = 13  # characters of the longest suffix, ".0123abcd.tmp"
+LONGEST_SUFFIX = 16  # characters of the longest suffix, ".part.rescued.99"
 
 _MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED = ".job.json", ".ahead", ".part", ".sums", ".lock", ".rescued"
 _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)

@@ -101,5 +101,5 @@ def _answer(body: _Body, output: RequestOutput, serving: Serving) -> Mapping[str
     texts: list[str] = []
     if body.echo:
         given = body.prompts[0]
-        texts.append(given if isinstance(given, str) else serving.model.detokenize(list(given)))
+        texts.append(given if isinstance(given, str) else serving.model.detokenize(list(given), skip_special=False))
     return completion_response(Head.of(serving, "cmpl", body), [output], body, serving.model.piece, texts)

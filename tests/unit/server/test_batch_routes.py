@@ -114,6 +114,7 @@ def test_a_batch_answers_as_the_endpoint_does(client):
     ("url", "body"),
     [
         ("/v1/completions", {"prompt": "a b", "echo": True}),
+        ("/v1/completions", {"prompt": [1, 2, 300], "echo": True}),
         ("/v1/completions", {"prompt": ["a b"], "logprobs": 2}),
         (URL, {**CHAT, "logprobs": True}),
     ],

@@ -475,7 +475,7 @@ def test_a_name_that_cannot_be_an_output_ends_with_2(name, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_the_longest_name_will_do(ending, tmp_path):
-    out = tmp_path / ("a" * (242 - len(ending)) + ending)
+    out = tmp_path / ("a" * (239 - len(ending)) + ending)
     fake_job.run(out, 20, OutputOptions(), until=9)
     fake_job.run(out, 20, OutputOptions(retry_errors=True))
     fake_job.check_beside(out)
