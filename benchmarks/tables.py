@@ -161,7 +161,8 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
 
 
 def _best_instructions(document: Mapping[str, Any]) -> str:
-    """Returns for example " with AMX", because a virtual machine may hide instructions of its CPU; "" if unknown."""
+    """Returns the best instructions of the machine, such as " with AMX"; "" if the file names none of them. The name of
+    a CPU does not tell, because a virtual machine may hide instructions."""
     flags = document.get("cpu_flags", ())
     return next((f" with {name}" for flag, name in _INSTRUCTIONS if flag in flags), "")
 

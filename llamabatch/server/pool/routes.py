@@ -321,24 +321,21 @@ def _ping_s(interval: object) -> float | None:
 
 def _seconds(keep_alive: object) -> float | None:
     """Returns the seconds of ollama's keep_alive, a number or a duration such as 5m. math.inf: the value is below 0 or
-    over a year. None: the value is missing. Raises ApiError for another form."""
-    if keep_alive is None:
+    over a year. None: the value is missing or has another form."""
+    if isinstance(keep_alive, bool) or keep_alive is None:
         return None
-    seconds = math.nan
     if isinstance(keep_alive, str):
         found = _DURATION.findall(keep_alive)
-        if found and "".join(number + unit for number, unit in found) == keep_alive:
-            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in found)
+        if "".join(number + unit for number, unit in found) == keep_alive and found:
+            keep_alive = sum(float(number) * _UNITS_S[unit] for number, unit in found)
         else:
-            with contextlib.suppress(ValueError):
-                seconds = float(keep_alive)
-    elif isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool):
-        seconds = keep_alive
-    if math.isnan(seconds):
-        raise ApiError(
-            400, f"keep_alive is {show(keep_alive)}; give seconds, or a duration such as 5m or 1h30m; -1: stay loaded"
-        )
-    return math.inf if seconds < 0 or seconds > _FOR_EVER_S else float(seconds)
+            try:
+                keep_alive = float(keep_alive)
+            except ValueError:
+                return None
+    if not isinstance(keep_alive, (int, float)) or math.isnan(keep_alive):
+        return None
+    return math.inf if keep_alive < 0 or keep_alive > _FOR_EVER_S else float(keep_alive)
 
 
 def _names(model: PooledModel) -> list[str]:

@@ -38,7 +38,7 @@ from llamabatch.request.parameter_names import ALIASES
 from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
-from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill
+from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill, given_by
 from llamabatch.sampling.token_counts import token_counts
 
 
@@ -197,7 +197,9 @@ def test_what_is_left_open_comes_from_the_model_else_from_llama_cpp():
 
 def test_advice_of_a_model_that_cannot_be_is_left_out(caplog):
     bad = {"temp": "nan", "top_p": "1.5", "min_p": "many", "mirostat": "3", "penalty_repeat": "-1", "top_k": "1e400"}
-    assert defaults_of({f"general.sampling.{name}": value for name, value in bad.items()}) == DEFAULTS
+    said = {f"general.sampling.{name}": value for name, value in bad.items()}
+    assert defaults_of(said) == DEFAULTS
+    assert given_by(said | {"general.sampling.top_p": "0.9"}) == {"top_p": 0.9}
     assert {record.args[0] for record in caplog.records} == {f"general.sampling.{name}" for name in bad}
     below = defaults_of({"general.sampling.temp": "-1", "general.sampling.top_k": "-40"})
     assert (below["temperature"], below["top_k"]) == (0, 0)
