@@ -1,7 +1,7 @@
 """The best flags of llama-server or of another peer for a workload, out of a fixed grid, and their record in a file.
 
-Each combination runs a shortened workload once. A file in the user's cache stores the best flags for the build, the
-model and the number of threads. The flags are used until one of these three changes.
+Each combination runs a shortened workload three times, and the median counts. A file in the user's cache stores the
+best flags for the build, the model and the number of threads. The flags are used until one of these three changes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ USUAL = ("-no-kvu", "-fa", "on", "--cache-ram", "0", "-ub", "512")
 # combinations take fifteen times as long.
 _GIVE_UP = 1.5
 _LEAST_S = 20.0
+RUNS = 3  # of a combination: single runs differ by a tenth and more, so the best of many would be the luckiest
 
 Flags = tuple[str, ...]
 Stage = Callable[[Flags], Sequence[Flags]]

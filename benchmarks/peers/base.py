@@ -142,13 +142,19 @@ class Opens(Protocol):
     def open(self, setup: Setup, workload: Workload) -> Session: ...
 
 
-def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS) -> Result:
-    """Starts a peer, warms it up, runs the workload once and ends the peer. Raises PeerFailure."""
+def measure(
+    peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS, runs: int = 1
+) -> Result:
+    """Starts a peer, warms it up, runs the workload `runs` times and ends the peer. Raises PeerFailure.
+
+    Returns the run with the median time, of an even number the slower one of the two in the middle.
+    """
     session = open_warm(peer, setup, workload, rng, n_warm_up=n_warm_up)
     try:
-        return measure_once(session, setup, workload, rng)
+        found = [measure_once(session, setup, workload, rng) for _ in range(runs)]
     finally:
         session.close()
+    return sorted(found, key=lambda result: result.wall_s)[runs // 2]
 
 
 def open_warm(

@@ -76,6 +76,7 @@ def search_settings(setup: Setup, workload: Workload, best: grid.Remembered, say
     """Searches the best settings for a workload, which is cut to about a fifth."""
 
     def one(settings: grid.Flags, cut: Workload, timeout_s: float) -> Result:
-        return OpenVino("OpenVINO GenAI, grid", settings=settings).measure(setup, cut, random.Random(repr(settings)))
+        peer = OpenVino("OpenVINO GenAI, grid", settings=settings)
+        return measure(peer, setup, cut, random.Random(repr(settings)), runs=grid.RUNS)
 
     best.search(workload, one, say)

@@ -85,7 +85,7 @@ def search_flags(
     def one(flags: grid.Flags, workload: Workload, timeout_s: float) -> Result:
         hasty = dataclasses.replace(setup, timeout_s=min(timeout_s, setup.timeout_s))
         server = LlamaServer("llama-server, grid", flags=flags, stock=stock)
-        return server.measure(hasty, workload, random.Random(repr(flags)))
+        return measure(server, hasty, workload, random.Random(repr(flags)), runs=grid.RUNS)
 
     for workload in workloads:
         if again or workload.name not in best.found:

@@ -506,11 +506,11 @@ def test_best_flags_are_searched_once_for_each_build_of_the_server(tmp_path, mon
     setup = Setup({}, {}, tmp_path, None, tmp_path / "a" / "bin", None, tmp_path, 2, 9.0, stock=tmp_path / "b" / "bin")
     ran = []
 
-    def measure(self, setup, workload, rng):
-        ran.append(self.stock)
-        return result(9.0 if "2048" in self.flags else 3.0)
+    def measure(peer, setup, workload, rng, runs):
+        ran.append(peer.stock)
+        return result(9.0 if "2048" in peer.flags else 3.0)
 
-    monkeypatch.setattr(servers.LlamaServer, "measure", measure)
+    monkeypatch.setattr(servers, "measure", measure)
     found = servers.remembered(setup, stock=True)
     servers.search_flags(setup, [WORKLOADS["burst"]], found, ran.append, stock=True)
     assert ran.count(True) == len(grid.combinations())
