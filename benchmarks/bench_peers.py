@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import click
 
 from benchmarks import facts, places, report, trained, type_files
 from benchmarks.bench import RESULTS, show
+from benchmarks.grid import Remembered
 from benchmarks.peers import openvino
 from benchmarks.peers.base import Model, Opens, Result, Session, Setup, measure_once, open_warm
 from benchmarks.peers.child import Ours
@@ -203,7 +204,8 @@ def main(
     with ended_by_signals(), contextlib.ExitStack() as stack:
         used = dict.fromkeys(workload.model for workload in chosen)
         setup = _setup({name: places.describe_model(FILES[name](stack)) for name in used}, threads, timeout)
-        engines = _engines(setup, peers or (*PEERS, *([report.VLLM] if vllm else [])), chosen, grid, vllm)
+        searches = {report.STOCK_BEST: remembered(setup, stock=True), report.OPENVINO_BEST: openvino.remembered(setup)}
+        engines = _engines(peers or (*PEERS, *([report.VLLM] if vllm else [])), searches, vllm)
         about = facts.facts(facts.command_line("python -m benchmarks.bench_peers"))
         about["peer_versions"] = places.peer_versions(setup.bench_python)
         document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -217,11 +219,16 @@ def main(
             rows = list(known.values())
             most = max((len(row.results) for row in rows), default=0)
             options = {"quick": False, "cut": False, "rounds": most, "threads": setup.threads, "workloads": measured}
-            text = json.dumps(report.document(about, options, rows, {}), indent=1, allow_nan=False)
+            found = {peer: {w.name: best.found[w.name] for w in chosen if w.name in best.found}
+                     for peer, best in searches.items()}  # fmt: skip
+            text = json.dumps(report.document(about, options, rows, {"grid": found}), indent=1, allow_nan=False)
             part = path.with_suffix(".part")
             part.write_text(text + "\n", encoding="utf-8")
             os.replace(part, path)
 
+        if grid:
+            _search({peer.name for peer in engines}, searches, setup, chosen)
+            keep()
         for workload in chosen:
             run(setup, workload, engines, known, rounds, deadline, keep, attempts)
     if measured := [row for row in known.values() if row.results or row.failure is not None]:
@@ -237,22 +244,24 @@ def _setup(models: dict[str, Model], threads: int | None, timeout_s: float) -> S
     )  # fmt: skip
 
 
-def _engines(
-    setup: Setup, peers: Sequence[str], workloads: Sequence[Workload], grid: bool, vllm: Path | None
-) -> list[Opens]:
+def _search(
+    peers: Collection[str], searches: Mapping[str, Remembered], setup: Setup, workloads: Sequence[Workload]
+) -> None:
+    """Searches the best flags of the peers for the workloads without a record."""
+    if report.STOCK_BEST in peers:
+        search_flags(setup, workloads, searches[report.STOCK_BEST], say, stock=True)
+    if report.OPENVINO_BEST in peers:
+        openvino.search_settings(setup, workloads, searches[report.OPENVINO_BEST], say)
+
+
+def _engines(peers: Sequence[str], searches: Mapping[str, Remembered], vllm: Path | None) -> list[Opens]:
     if report.VLLM in peers and vllm is None:
         raise click.UsageError(f"--peer {report.VLLM!r} needs --vllm-python")
-    flags, settings = remembered(setup, stock=True), openvino.remembered(f"{setup.threads}")
-    if grid and report.STOCK_BEST in peers:
-        search_flags(setup, workloads, flags, say, stock=True)
-    for workload in workloads if grid and report.OPENVINO_BEST in peers else ():
-        if workload.name not in settings.found:
-            openvino.search_settings(setup, workload, settings, say)
     known: dict[str, Opens] = {
         report.OURS: Ours(),
-        report.STOCK_BEST: LlamaServer(report.STOCK_BEST, flags, stock=True),
+        report.STOCK_BEST: LlamaServer(report.STOCK_BEST, searches[report.STOCK_BEST], stock=True),
         report.OPENVINO: OpenVino(report.OPENVINO),
-        report.OPENVINO_BEST: OpenVino(report.OPENVINO_BEST, settings),
+        report.OPENVINO_BEST: OpenVino(report.OPENVINO_BEST, searches[report.OPENVINO_BEST]),
     }
     if vllm:
         known[report.VLLM] = VLlm(report.VLLM, vllm)

@@ -145,7 +145,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         about = document["machine"]
         cpu = about["cpu"].replace("(R)", "").removesuffix(" Processor")
         machines.append(f"{about['cores']} cores of {cpu}{_best_instructions(document)}")
-        searched |= "llama_server_grid" in document or "--grid" in document.get("command", "")
+        searched |= "llama_server_grid" in document or any(document.get("grid", {}).values())
         stopped = _stopped(document)
         for row in document["series"]:
             if row["workload"] in stopped or row.get("failure") is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from benchmarks.peers.child import PROGRAMS, ChildSession
 from benchmarks.peers.servers import bench_python
 from benchmarks.workloads import N_SLOTS, Workload
 from llamabatch.native_build.tools import make_folder
+from llamabatch.planning.cpu import cpu_name
 from llamabatch.utils.paths import cache_dir
 
 _SCHEDULER = ("max_num_batched_tokens", "enable_prefix_caching")  # all other settings are properties of the device
@@ -31,9 +32,13 @@ def _stage(axis: str, best: grid.Flags) -> list[grid.Flags]:
     return [best, *((*best, f"{axis}={value}") for value in AXES[axis])]
 
 
-def remembered(key: str) -> grid.Remembered:
-    """Returns the record of the best settings by workload. A search tries the axes in turn, from the defaults on."""
+def remembered(setup: Setup) -> grid.Remembered:
+    """Returns the record of the best settings by workload, for this CPU and these threads.
+
+    A search tries the axes in turn, from the defaults on.
+    """
     stages = [partial(_stage, axis) for axis in AXES]
+    key = f"{cpu_name()}, {setup.threads} threads"
     return grid.Remembered(make_folder(cache_dir() / "bench") / "openvino-settings.json", key, USUAL, stages)
 
 
@@ -72,11 +77,15 @@ class OpenVino:
         return measure(self, setup, workload, rng)
 
 
-def search_settings(setup: Setup, workload: Workload, best: grid.Remembered, say: Callable[[str], None]) -> None:
-    """Searches the best settings for a workload, which is cut to about a fifth."""
+def search_settings(
+    setup: Setup, workloads: Sequence[Workload], best: grid.Remembered, say: Callable[[str], None]
+) -> None:
+    """Searches the best settings for the workloads without a record, each cut to about a fifth."""
 
     def one(settings: grid.Flags, cut: Workload, timeout_s: float) -> Result:
         peer = OpenVino("OpenVINO GenAI, grid", settings=settings)
         return measure(peer, setup, cut, random.Random(repr(settings)), runs=grid.RUNS)
 
-    best.search(workload, one, say)
+    for workload in workloads:
+        if workload.name not in best.found:
+            best.search(workload, one, say)

@@ -109,7 +109,8 @@ def test_a_peer_that_cannot_read_a_file_gets_the_nearest(measured, monkeypatch):
 
 def test_settings_are_found_axis_by_axis(monkeypatch, tmp_path):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
-    best, tried = openvino.remembered("2"), []
+    setup = setup_of()
+    best, tried = openvino.remembered(setup), []
     wanted = {"max_num_batched_tokens=2048", "enable_prefix_caching=1", "KV_CACHE_PRECISION=u8"}
 
     def one(settings, workload, timeout_s):
@@ -123,8 +124,8 @@ def test_settings_are_found_axis_by_axis(monkeypatch, tmp_path):
     assert set(best.flags("burst")) == wanted
     assert tried[0] == ()
     assert len(tried) == len(set(tried)) == 1 + sum(map(len, openvino.AXES.values()))
-    assert openvino.remembered("2").flags("burst") == best.flags("burst")
-    assert openvino.remembered("4").flags("burst") == openvino.USUAL
+    assert openvino.remembered(setup).flags("burst") == best.flags("burst")
+    assert openvino.remembered(dataclasses.replace(setup, threads=4)).flags("burst") == openvino.USUAL
     assert grid.Remembered(tmp_path / "x", "2").flags("burst") == grid.USUAL
 
 
@@ -151,7 +152,9 @@ def test_vllm_gets_the_shape_of_the_file():
 
 def test_a_peer_that_people_install_themselves_needs_its_place(monkeypatch, tmp_path):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
+    record = grid.Remembered(tmp_path / "flags.json", "a CPU")
+    searches = {report.STOCK_BEST: record, report.OPENVINO_BEST: record}
     with pytest.raises(click.UsageError, match="needs --vllm-python"):
-        bench_peers._engines(setup_of(), [report.VLLM], [], False, None)
-    [peer] = bench_peers._engines(setup_of(), [report.VLLM], [], False, Path("python"))
+        bench_peers._engines([report.VLLM], searches, None)
+    [peer] = bench_peers._engines([report.VLLM], searches, Path("python"))
     assert peer.name == report.VLLM
