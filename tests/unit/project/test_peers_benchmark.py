@@ -9,7 +9,7 @@ import click
 import pytest
 
 from benchmarks import bench_peers, grid, report
-from benchmarks.peers import openvino, vllm
+from benchmarks.peers import base, openvino, vllm
 from benchmarks.peers.base import Model, Result, Setup
 from benchmarks.process import PeerFailure
 from benchmarks.workloads import PEER_WORKLOADS, WORKLOADS
@@ -105,6 +105,14 @@ def test_a_peer_that_cannot_read_a_file_gets_the_nearest(measured, monkeypatch):
     run([Reader("OpenVINO"), Engine("none", 10, reads=lambda path: False)], known, 1)
     assert known[WORKLOAD.name, "OpenVINO"].results[0].facts["file"] == "m-Q4_0.gguf"
     assert known[WORKLOAD.name, "none"].failure == "it cannot read the file"
+
+
+def test_the_run_with_the_median_time_counts(monkeypatch):
+    times, log = iter([3.0, 9.0, 5.0]), []
+    monkeypatch.setattr(base, "open_warm", lambda *_, **__: Engine("a", 1, log=log))
+    monkeypatch.setattr(base, "measure_once", lambda *_: Result(next(times), [10]))
+    assert base.measure(Engine("a", 1), setup_of(), WORKLOAD, None, runs=3).wall_s == 5.0
+    assert log == [("close", "a")]
 
 
 def test_settings_are_found_axis_by_axis(monkeypatch, tmp_path):
