@@ -44,7 +44,6 @@ from llamabatch.native_build.tools import main_guard
 from llamabatch.planning.machine import Machine
 
 PEERS = (report.OURS, report.STOCK_BEST, report.OPENVINO, report.OPENVINO_BEST)
-MOST_OTHERS = 2.0  # percent of the CPU that other processes may use in a measurement
 BF16 = "synth BF16"  # for vLLM, which has no other type: measured if vLLM is there, or if somebody names it
 NEAREST = ("Q4_0", "Q8_0")  # types that OpenVINO reads, the nearest to Q4_K_M first
 
@@ -111,7 +110,7 @@ class Engines:
         for attempt in range(self._attempts):
             rng = random.Random(f"{seed}-{attempt}")  # new token ids, so that no prefix is cached
             found.append(measure_once(self.sessions[name], self.setups[name], self._workload, rng))
-            if (found[-1].others_cpu_percent or 0.0) <= MOST_OTHERS:
+            if (found[-1].others_cpu_percent or 0.0) <= report.MOST_OTHERS:
                 break
         best = min(found, key=lambda result: result.others_cpu_percent or 0.0)
         return dataclasses.replace(best, facts={**best.facts, "attempts": len(found)})

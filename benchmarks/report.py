@@ -48,6 +48,7 @@ MOST_GAP = 0.5  # p95 gap between tokens, over any llama-server's
 FIRST_TOKENS: Mapping[str, Mapping[str, float]] = {"one long prompt": {STOCK: 1 / 1.3, STOCK_BEST: 1 / 1.3}}
 MOST_MEMORY = 1.0  # peak memory, over any llama-server's
 GAPS = ("long prompt among talkers",)  # workloads that MOST_GAP applies to
+MOST_OTHERS = 2.0  # percent of the CPU that other processes may use in a measurement of bench_peers
 MOST_FIRST_TOKEN = 1.1  # first token of a single request, over the loop's
 MOST_MORE_LOAD_S = 0.3  # seconds that our load may take longer than the loop's
 

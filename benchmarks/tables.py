@@ -107,7 +107,7 @@ class Figures:
         medians: (workload, peer) -> figure -> value.
         rounds: the numbers of rounds of the files, in ascending order.
         searched: a search has found the best flags and settings of other programs.
-        notes: sentences about figures that are older than a change.
+        notes: sentences about figures that are older than a change, or that other processes disturbed.
     """
 
     names: tuple[str, ...]
@@ -154,7 +154,9 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
             rounds |= {len(row["rounds"])} - {0}
             options = row["facts"].get("options", {})
             if row["peer"] == report.OURS and row["workload"] in report.GAPS and "prefill_share" not in options:
-                notes = [_OLDER]
+                notes = [_OLDER, *notes]
+            if row["workload"] in PEER_WORKLOADS and _disturbed(row):
+                notes.append(f"Other processes disturbed {row['peer']} on {row['workload']}.")
     if len(set(machines)) > 1:
         raise click.ClickException(f"{', '.join(names)} are of more than one machine: {'; '.join(machines)}")
     return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], searched, tuple(notes))
@@ -176,6 +178,13 @@ def _stopped(document: Mapping[str, Any]) -> set[str]:
         row["workload"] for row in document["series"]
         if len(row["rounds"]) < most[row["workload"]] and row.get("failure") is None
     }  # fmt: skip
+
+
+def _disturbed(row: Mapping[str, Any]) -> bool:
+    """Returns True if other processes took too much of the CPU in at least half of the rounds, so that the median is
+    unreliable."""
+    disturbed = [(each.get("others_cpu_percent") or 0.0) > report.MOST_OTHERS for each in row["rounds"]]
+    return any(disturbed) and 2 * sum(disturbed) >= len(disturbed)
 
 
 def _check(path: Path, document: Mapping[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Measures each type of weights at 1, 8 and 32 rows and with a prompt, ours beside stock and the machine's roofs.
 
-    python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--json FILE] [--picture FILE]
+    python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--ik PROGRAM] [--json FILE]
+        [--picture FILE]
 
 A cell of the table is a shape and a type. Its file has random weights in the types that llama-quantize gives to the
 tensors (type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py). They take turns;
 the fastest step counts. A first program of each side has one sequence and computes the prompt. A second program has 32
 sequences of 64 tokens, and decodes one token for 1, 8 or 32 of them; its peak of resident memory is shown beside the
-file's size.
+file's size. With --ik, llama-batched-bench of ik_llama.cpp (ik.py) computes the same after each of both programs.
 
 Shares of the roofs are those of ours. At one row the share is the bytes of all weights a second over the rate at which
 all threads read memory. At 32 rows and in the prompt it is the products a second over the rate that the product
@@ -26,12 +27,12 @@ from typing import Any
 
 import click
 
-from benchmarks import stock, type_files
+from benchmarks import ik, stock, type_files
 from benchmarks.facts import command_line, facts, revision
 from benchmarks.kernels import bandwidth
 from benchmarks.operations import product_roofs
 from benchmarks.places import ROOT, installed_build, log_folder
-from benchmarks.process import Program, ended_by_signals, environment
+from benchmarks.process import PeerFailure, Program, ended_by_signals, environment
 from benchmarks.types_plot import OURS, POINTS, PROMPT, ROWS, STOCK, draw, gain, tokens_per_s
 from llamabatch.llama.environment import environment_defaults
 from llamabatch.monitor.host import MachineSampler
@@ -100,8 +101,13 @@ class Sides:
             program.close()
 
 
-def measure(path: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Returns the seconds of each point and side, the peak memory, and facts of a file. Raises PeerFailure."""
+def measure(path: Path, threads: int, rounds: int, of_ik: Path | None = None) -> dict[str, Any]:
+    """Returns the seconds of each point and side, the peak memory, and facts of a file. Raises PeerFailure if ours or
+    stock fails.
+
+    Args:
+        of_ik: llama-batched-bench of ik_llama.cpp, a third side. Its failure is returned as a fact.
+    """
     seconds: dict[str, dict[str, float]] = {}
     others: list[float | None] = []
     memory: dict[str, int | None] = {}
@@ -120,11 +126,18 @@ def measure(path: Path, threads: int, rounds: int) -> dict[str, Any]:
         finally:
             sides.close()
         memory, about = sides.memory, sides.facts
+    more: dict[str, str] = {}
+    if of_ik is not None:
+        try:
+            for name, least in ik.fastest(of_ik, path, threads, rounds, ROWS, CONTEXT, PROMPT, TIMEOUT_S).items():
+                seconds[name][ik.NAME] = least
+        except PeerFailure as failure:
+            more[ik.NAME] = str(failure)
     return {
         "seconds": {name: seconds[name] for name in POINTS}, "file_bytes": path.stat().st_size, "peak_bytes": memory,
         "n_params": about["n_params"], "weight_bytes": about["weight_bytes"],
         "output_params": about["n_vocab"] * about["n_embd"],
-        "others_cpu_percent": [None if share is None else round(share, 1) for share in others],
+        "others_cpu_percent": [None if share is None else round(share, 1) for share in others], **more,
     }  # fmt: skip
 
 
@@ -165,6 +178,15 @@ def line(cell: dict[str, Any]) -> str:
     )
 
 
+def beside_ik(cell: dict[str, Any]) -> str:
+    """Returns a line with our speed divided by ik_llama.cpp's at each point; "" if it was not measured."""
+    if ik.NAME in cell:
+        return f"{'':14}{ik.NAME} fails: {cell[ik.NAME]}"
+    if ik.NAME not in cell["seconds"]["prompt"]:
+        return ""
+    return f"{'':10}{ik.NAME:13}" + "".join(f"{gain(cell, point, ik.NAME):17.2f}" for point in POINTS)
+
+
 def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Returns the cells of a file by shape and type; none if there is no file."""
     if not path.is_file():
@@ -178,12 +200,16 @@ def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 @click.option("--type", "types", multiple=True, type=click.Choice(TYPES), help="Only this; repeatable.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Default: 2, quick 1.")
 @click.option("--again", is_flag=True, help="Measure cells again that the file has of this build.")
+@click.option(
+    "--ik", "of_ik", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="llama-batched-bench of ik_llama.cpp, a third side.",
+)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the figures go.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="A .svg or .png of all of the cells.")
 def main(
-    quick: bool, shapes: tuple[str, ...], types: tuple[str, ...], rounds: int | None, again: bool, threads: int,
-    path: Path | None, picture: Path | None,
+    quick: bool, shapes: tuple[str, ...], types: tuple[str, ...], rounds: int | None, again: bool, of_ik: Path | None,
+    threads: int, path: Path | None, picture: Path | None,
 ) -> None:  # fmt: skip
     """Measure types of weights that the file of figures does not have yet."""
     path = path or RESULTS.with_name("types-quick.json" if quick else "types.json")
@@ -195,29 +221,40 @@ def main(
         for shape in shapes or (SHAPES[:1] if quick else SHAPES)
         for kind in types or (QUICK if quick else TYPES)
     ]
-    missing = [each for each in wanted if again or cells.get(each, {}).get("build") != build]
+    missing = [each for each in wanted if again or not _is_whole(cells.get(each, {}), build, of_ik is not None)]
     if not missing:
         click.echo(f"{path} has all of them; --again measures them again", err=True)
     roofs = {**product_roofs(threads), "read_bytes_s": round(bandwidth(threads))}
     click.echo(HEAD)
     for each in wanted:
         if each not in missing:
-            click.echo(line(cells[each]))
+            _show(cells[each])
     with ended_by_signals():
         for shape, kind in missing:
             try:
                 with type_files.model(shape, kind, lambda text: click.echo(text, err=True)) as model:
-                    found = measure(model, threads, rounds or (1 if quick else 2))
+                    found = measure(model, threads, rounds or (1 if quick else 2), of_ik)
             except SetupFailure as failure:
                 click.echo(f"{shape:14}{kind:9}left out: {failure}", err=True)
                 continue
             about = {"shape": shape, "type": kind, "build": build, "revision": revision(), "threads": threads}
             cells[shape, kind] = {**about, **found}
             cells[shape, kind]["shares"] = shares(cells[shape, kind], roofs)
-            click.echo(line(cells[shape, kind]))
+            _show(cells[shape, kind])
             _write(path, cells, roofs)
     if picture is not None:
         draw(list(cells.values()), picture)
+
+
+def _is_whole(cell: dict[str, Any], build: str, with_ik: bool) -> bool:
+    """Returns True if the cell is of this build, and has what ik_llama.cpp did, if that is asked for."""
+    return cell.get("build") == build and (not with_ik or ik.NAME in cell or ik.NAME in cell["seconds"]["prompt"])
+
+
+def _show(cell: dict[str, Any]) -> None:
+    click.echo(line(cell))
+    if more := beside_ik(cell):
+        click.echo(more)
 
 
 def _write(path: Path, cells: dict[tuple[str, str], dict[str, Any]], roofs: dict[str, float]) -> None:

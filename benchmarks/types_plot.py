@@ -8,10 +8,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.ik import NAME as IK
 from benchmarks.plot import STYLE
 from llamabatch.utils.format import significant
+from llamabatch.utils.plotting import INK, THEIRS, save, tidy, tint
 from llamabatch.utils.plotting import OURS as ORANGE
-from llamabatch.utils.plotting import THEIRS, save, tidy, tint
 
 OURS, STOCK = "ours", "stock"
 ROWS, PROMPT = (1, 8, 32), 1500
@@ -23,9 +24,9 @@ def tokens_per_s(cell: dict[str, Any], point: str, side: str) -> float:
     return float(tokens / cell["seconds"][point][side])
 
 
-def gain(cell: dict[str, Any], point: str) -> float:
-    """Returns the ratio of our speed to stock's."""
-    return float(cell["seconds"][point][STOCK] / cell["seconds"][point][OURS])
+def gain(cell: dict[str, Any], point: str, side: str = STOCK) -> float:
+    """Returns the ratio of our speed to that of another side."""
+    return float(cell["seconds"][point][side] / cell["seconds"][point][OURS])
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
@@ -57,12 +58,15 @@ def _panel(axes: Any, cells: Sequence[dict[str, Any]], point: str) -> None:
     ours, theirs = ([tokens_per_s(cell, point, side) for cell in cells] for side in (OURS, STOCK))
     axes.barh(places, ours, color=tint(ORANGE, 0.2), height=0.75, label="llamabatch")
     axes.barh(places, theirs, color=THEIRS, height=0.3, label="stock")
+    fork = {at: tokens_per_s(cell, point, IK) for at, cell in enumerate(cells) if IK in cell["seconds"][point]}
+    if fork:
+        axes.plot([*fork.values()], [*fork], "|", color=INK, markersize=9, markeredgewidth=1.5, label=IK)
     for at, cell in enumerate(cells):
         axes.annotate(
-            f"{significant(ours[at])}, {gain(cell, point):.2f} x", (max(ours[at], theirs[at]), at), xytext=(4, 0),
-            textcoords="offset points", va="center", fontsize=7.5,
+            f"{significant(ours[at])}, {gain(cell, point):.2f} x", (max(ours[at], theirs[at], fork.get(at, 0)), at),
+            xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5,
         )  # fmt: skip
     axes.set_yticks(places, [cell["type"] for cell in cells])
-    axes.set_xlim(0, 1.45 * max([*ours, *theirs]))
+    axes.set_xlim(0, 1.45 * max([*ours, *theirs, *fork.values()]))
     axes.tick_params(axis="y", length=0)
     tidy(axes)

@@ -233,13 +233,12 @@ class ModelRunner:
         began = self._began = time.perf_counter()
         self._encoder_share = batch.encoder_share
         self._has_rows = bool(batch.calls) and batch.calls[0].media is None
-        rows = batch.plain_rows
+        rows = batch.output_rows
         self._context.use_threads(self._thread_choice.threads_of(rows))
         self._moves.execute(batch)
         run_call = self._run_filled if self._moves.unfilled else self._run_call
         results = [result for call in batch.calls for result in run_call(call)]
-        if rows:
-            self._thread_choice.observe(rows, time.perf_counter() - began)
+        self._thread_choice.observe(rows, time.perf_counter() - began)
         return results
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,15 @@ class MachineSampler:
         return grown, memory
 
 
-def system_times() -> tuple[float, float]:
-    """Returns the busy seconds and the total seconds of the machine, summed over the cores."""
-    times = psutil.cpu_times()
-    # user and nice include guest and guest_nice.
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return total - times.idle - getattr(times, "iowait", 0.0), total
+def system_times(cores: Collection[int] | None = None) -> tuple[float, float]:
+    """Returns the busy seconds and the total seconds, summed over the logical cores `cores`, or over all cores."""
+    of_each = psutil.cpu_times(percpu=True)
+    if cores is not None and max(cores) < len(of_each):  # the system leaves out cores that are offline
+        of_each = [of_each[core] for core in cores]
+    busy, total = 0.0, 0.0
+    for times in of_each:
+        # user and nice include guest and guest_nice.
+        spent = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        total += spent
+        busy += spent - times.idle - getattr(times, "iowait", 0.0)
+    return busy, total

@@ -182,18 +182,17 @@ class SchedulerOutput:
     encoder_share: float = 1.0
 
     @property
-    def plain_rows(self) -> int:
-        """The number of rows if the step only continues sequences, in one call without guesses; 0 for other steps."""
-        if (
-            len(self.calls) != 1
-            or self.copies
-            or self.restores
-            or self.saves
-            or self.shifts
-            or not self.calls[0].is_decode
-        ):
+    def output_rows(self) -> int:
+        """The number of rows if the step is one call that only continues sequences, guesses and dummy rows included.
+
+        It is 0 for other steps. The times of steps with equally many output rows can be compared.
+        """
+        if len(self.calls) != 1 or self.copies or self.restores or self.saves or self.shifts:
             return 0
-        return len(self.calls[0].spans) + len(self.calls[0].dummy_slots)
+        call = self.calls[0]
+        if not (call.is_decode or call.n_guesses):
+            return 0
+        return sum(span.length for span in call.spans) + len(call.dummy_slots) * (1 + call.n_guesses)
 
     @property
     def has_media(self) -> bool:

@@ -199,9 +199,7 @@ class SpecDecoder:
         Args:
             results: one for each span, in the order of `batch.spans`.
         """
-        if len(batch.calls) == 1 and not batch.copies and (batch.calls[0].is_decode or batch.calls[0].n_guesses):
-            call = batch.calls[0]
-            rows = sum(span.length for span in call.spans) + len(call.dummy_slots) * (1 + call.n_guesses)
+        if rows := batch.output_rows:
             self._step_times.add(rows, self._clock() - self._began - self._drafting)
         if not any(call.n_guesses for call in batch.calls):
             return

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
 
 from llamabatch.monitor.host import system_times
-from llamabatch.utils.system import kernel_lines
+from llamabatch.utils.system import kernel_lines, usable_cores
 
+_MUCH_CORES, _MUCH_SHARE = 1 / 3, 0.02
 _SAMPLE_S = 0.02
 _KILL_TIMEOUT_S = 10.0
 
@@ -59,10 +61,30 @@ def _high_water_mark(pid: int) -> int | None:
     return int(peaks[0]) * 1024 if peaks else None
 
 
-def disturbed(others_cpu_percent: float, cores: int) -> bool:
-    """Returns True if other processes used more than a third of a core. Speeds measured on all cores are then
-    unreliable."""
-    return others_cpu_percent * cores > 100 / 3
+@dataclass(frozen=True)
+class OthersUse:
+    """CPU time of other processes on the cores that this process may use.
+
+    Attributes:
+        percent: the share of these cores, 0 to 100. Includes time that the host took from this virtual machine.
+        cores: number of these logical cores.
+    """
+
+    percent: float = 0.0
+    cores: int = 1
+
+    @property
+    def is_much(self) -> bool:
+        """True if speeds that were measured meanwhile are unreliable.
+
+        One busy core delays all threads, whatever their number. On many cores a share of them counts, because services
+        of the system are always at work.
+        """
+        return self.percent * self.cores > 100 * max(_MUCH_CORES, _MUCH_SHARE * self.cores)
+
+    @property
+    def sentence(self) -> str:
+        return f"Meanwhile other processes used {self.percent:.0f} % of the CPU"
 
 
 class OtherProcesses:
@@ -72,15 +94,15 @@ class OtherProcesses:
     """
 
     def __init__(self) -> None:
-        self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times()
+        self._cores = usable_cores()
+        self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times(self._cores)
 
-    def cpu_percent(self) -> float:
-        """Returns the share of all cores that other processes have used since this object was made, 0 to 100. Includes
-        CPU time that the host took from this virtual machine."""
-        own_s, (busy_s, total_s) = _own_seconds(), system_times()
+    def use(self) -> OthersUse:
+        """Returns the use since this object was made."""
+        own_s, (busy_s, total_s) = _own_seconds(), system_times(self._cores)
         span_s = total_s - self._total_s
         others_s = busy_s - self._busy_s - (own_s - self._own_s)
-        return max(0.0, 100 * others_s / span_s) if span_s > 0 else 0.0
+        return OthersUse(max(0.0, 100 * others_s / span_s) if span_s > 0 else 0.0, len(self._cores))
 
 
 def _own_seconds() -> float:

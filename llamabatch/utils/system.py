@@ -108,11 +108,16 @@ def set_limits(name: str, soft: int, hard: int | None) -> None:
             resource.setrlimit(getattr(resource, name), (soft, resource.RLIM_INFINITY if hard is None else hard))
 
 
-def affinity() -> int:
-    """Returns the number of cores that this process may use, or the number of all cores if that is unknown."""
+def usable_cores() -> set[int]:
+    """Returns the numbers of the logical cores that this process may use; all cores if that is unknown."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def affinity() -> int:
+    """Returns the number of logical cores that this process may use."""
+    return len(usable_cores())
 
 
 def most_name_bytes(folder: Path) -> int:

@@ -28,7 +28,7 @@ def document(report: Report) -> dict[str, Any]:
             "max_tokens": report.max_tokens,
             "temperature": 0,
         },
-        "others_cpu_percent": _rounded(report.others_cpu_percent),
+        "others_cpu_percent": _rounded(report.others.percent),
         "rows": [_row(row) for row in report.rows],
         "slots": None if report.sweep is None else _sweep(report.sweep),
         "advice": None if report.advice is None else dataclasses.asdict(report.advice),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from llamabatch.engine.stats import percentile
 from llamabatch.tools.compare.measure import BASELINE, Measurement, slots_of
 from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.processes import OthersUse
 from llamabatch.tools.workload import Workload
 from llamabatch.utils.checks import counted
 
@@ -110,8 +111,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created`: the time in UTC, ISO 8601. `others_cpu_percent`: the share of all cores that other
-    processes used during the comparison, 0 to 100."""
+    """A whole comparison. `created`: the time in UTC, ISO 8601. `others`: what other processes used during the
+    comparison."""
 
     created: str
     machine: MachineFacts
@@ -122,7 +123,7 @@ class Report:
     rows: tuple[Row, ...]
     sweep: Sweep | None
     advice: Advice | None
-    others_cpu_percent: float = 0.0
+    others: OthersUse = OthersUse()
 
     @property
     def failed(self) -> bool:

@@ -136,7 +136,7 @@ def run(settings: Settings, progress: Progress) -> Report:
             rows=rows,
             sweep=sweep(compared(sized, rows)) if sized else None,
             advice=advise(rows),
-            others_cpu_percent=others.cpu_percent(),
+            others=others.use(),
         )
 
 

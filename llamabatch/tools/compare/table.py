@@ -11,7 +11,6 @@ from rich.table import Table
 
 from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.report import REFERENCE, Report, Row, Spread
-from llamabatch.tools.processes import disturbed
 from llamabatch.utils.checks import counted
 from llamabatch.utils.console import new_table, print_table, sentence
 from llamabatch.utils.format import significant, times
@@ -49,9 +48,8 @@ def show(report: Report, console: Console) -> None:
             sentence(console, f"{row.name}, n_slots = {row.n_slots}: {row.error}", "red")
     if parted := _parted(report):
         sentence(console, parted)
-    if disturbed(report.others_cpu_percent, machine.cores):
-        used = f"Meanwhile other processes used {report.others_cpu_percent:.0f} % of the CPU"
-        sentence(console, f"{used}: close them and compare again.", "yellow")
+    if report.others.is_much:
+        sentence(console, f"{report.others.sentence}: close them and compare again.", "yellow")
     if report.advice is not None:
         sentence(console, report.advice.sentence, "bold")
 

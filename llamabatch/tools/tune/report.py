@@ -10,6 +10,7 @@ from typing import Any
 
 from llamabatch.planning.profile import Profile, Stair, best_rows
 from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.processes import OthersUse
 from llamabatch.tools.tune.choose import Choice, Latency
 from llamabatch.utils.format import attributes
 
@@ -45,7 +46,7 @@ class Report:
         file: file of the profile; None: not written, since other processes used the CPU during the tuning.
         seconds: duration of the tuning.
         cut_short: True if the time was over before everything was measured as often as planned.
-        others_cpu_percent: share of all cores that other processes used during the tuning, 0 to 100.
+        others: what other processes used during the tuning.
         latency: the number of slots that keeps the latency limit; None without a limit.
     """
 
@@ -58,7 +59,7 @@ class Report:
     file: Path | None
     seconds: float
     cut_short: bool
-    others_cpu_percent: float
+    others: OthersUse
     latency: Latency | None = None
 
     @property
@@ -78,7 +79,7 @@ def document(report: Report) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         **report.machine.document(),
         **attributes(report, "seconds", "cut_short"),
-        "others_cpu_percent": round(report.others_cpu_percent, 1),
+        "others_cpu_percent": round(report.others.percent, 1),
         "kept": report.file is not None,
         "many_rows": report.many,
         "questions": [_result(result) for result in report.results],

@@ -22,7 +22,7 @@ from llamabatch.planning.memory import memory
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, Stair
 from llamabatch.tools.machine_facts import MachineFacts
-from llamabatch.tools.processes import OtherProcesses, disturbed, no_child_left
+from llamabatch.tools.processes import OtherProcesses, no_child_left
 from llamabatch.tools.tune.children import Children, busy_neighbour
 from llamabatch.tools.tune.choose import Choice, Figures, Latency, choose, choose_rows, medians
 from llamabatch.tools.tune.report import CHOSEN, LLAMA_CPP, Report, Result
@@ -113,10 +113,10 @@ def run(settings: Settings, progress: Progress) -> Report:
     profile = _profile(settings, ruled, facts.name or path.name, chosen, rule, stairs)
     if latency is not None:
         profile = replace(profile, p95_inter_token_ms=latency.limit_ms, latency_rows=latency.rows)
-    used, machine = others.cpu_percent(), MachineFacts.here()
-    keeps = settings.beside_load or not disturbed(used, machine.cores)
+    used = others.use()
+    keeps = settings.beside_load or not used.is_much
     return Report(
-        machine=machine,
+        machine=MachineFacts.here(),
         results=tuple(results),
         stairs=stairs,
         gain=gain,
@@ -125,7 +125,7 @@ def run(settings: Settings, progress: Progress) -> Report:
         file=profile_store.keep(profile) if keeps else None,
         seconds=tuner.elapsed,
         cut_short=tuner.cut_short,
-        others_cpu_percent=used,
+        others=used,
         latency=latency,
     )
 

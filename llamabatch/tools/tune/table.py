@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llamabatch.tools.processes import disturbed
 from llamabatch.tools.tune.report import CHOSEN, Report, Result
 from llamabatch.utils.console import new_table, print_table, sentence
 from llamabatch.utils.format import significant
@@ -25,7 +24,8 @@ def show(report: Report, console: Console) -> None:
     line(f"{report.profile.model} on {report.machine.summary}")
     print_table(console, _tried(report), lead=2)
     print_table(console, _stairs(report, max(_SHORT_BAR, min(_BAR, console.width - _BESIDE_BAR))))
-    print_table(console, _gain(report))
+    if report.file is not None:  # without a profile nothing is gained
+        print_table(console, _gain(report))
     for result in report.results:
         for label, reason in result.failures.items():
             line(f"{result.title} = {label} failed: {reason}", "red")
@@ -37,12 +37,14 @@ def show(report: Report, console: Console) -> None:
             f"{kept} {report.latency.limit_ms:g} ms between two tokens at p95 "
             f'({significant(report.latency.p95_ms)} ms are expected); the profile says so, and n_slots="auto" keeps it.'
         )
-    used = f"Meanwhile other processes used {report.others_cpu_percent:.0f} % of the CPU"
     if report.file is None:
-        line(f"{used}, so no profile is kept: close them and tune again, or give --beside-load.", "yellow")
+        line(
+            f"{report.others.sentence}, so no profile is kept: close them and tune again, or give --beside-load.",
+            "yellow",
+        )
         return
-    if disturbed(report.others_cpu_percent, report.machine.cores):
-        line(f"{used}: the profile holds for a machine with such a load.", "yellow")
+    if report.others.is_much:
+        line(f"{report.others.sentence}: the profile holds for a machine with such a load.", "yellow")
     key = report.profile.key
     types = "" if (key.type_k, key.type_v) == ("f16", "f16") else f" with type_k={key.type_k!r}, type_v={key.type_v!r}"
     line(f"Engines{types} on this machine use it from now on: {report.file}", "bold")

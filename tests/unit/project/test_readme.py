@@ -147,3 +147,13 @@ def test_the_picture_is_that_of_the_json():
     assert [row.name for row in drawn.rows][:2] == ["baseline", "sequential"]
     for row in drawn.rows:
         assert f"{row.tokens_per_s:,.0f}" in (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_medians_that_other_processes_disturbed_are_named(tmp_path):
+    write(tmp_path, "peers", [("burst", report.OURS, 300.0, None), ("burst", report.STOCK_BEST, 120.0, None)])
+    path = tmp_path / "peers.json"
+    document = json.loads(path.read_text())
+    for row, shares in zip(document["series"], ([0.5, 34.0, 0.3], [0.5, 34.0, 3.0]), strict=True):
+        row["rounds"] = [{"others_cpu_percent": share} for share in shares]
+    path.write_text(json.dumps(document))
+    assert tables.read(["peers"], tmp_path).notes == (f"Other processes disturbed {report.STOCK_BEST} on burst.",)

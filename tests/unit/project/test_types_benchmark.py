@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import places, type_files, types, types_plot
+from benchmarks import ik, places, type_files, types, types_plot
+from benchmarks.process import PeerFailure
 from llamabatch.gguf.header import read_tensors
 from llamabatch.gguf.reader import TENSOR_TYPES
 from llamabatch.native_build.tools import SetupFailure
@@ -33,6 +36,39 @@ def test_speeds_and_shares():
     assert found["shares"]["prompt"] == pytest.approx((9e8 * 1500 + 1e8) / 0.1 / 1e12)
     assert set(cell(kind="F16")["shares"]) == {"1 rows"}  # ROOFS has no instruction for F16
     assert len(types.line(found)) == len(types.HEAD)
+
+
+def test_a_third_side_is_shown_and_its_failure_named():
+    found = cell()
+    assert types.beside_ik(found) == ""
+    for seconds in found["seconds"].values():
+        seconds[ik.NAME] = 0.15
+    assert types.beside_ik(found).split() == [ik.NAME, "1.50", "1.50", "1.50", "1.50"]
+    assert "no such type" in types.beside_ik({**cell(), ik.NAME: "no such type"})
+    assert any(line.get_label() == ik.NAME for line in types_plot.figure([found]).axes[0].lines)
+
+
+_PRINTED = """
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|    64 |      4 |    1 |     68 |    {first} |   640.00 |    {steps} |    20.00 |    0.300 |   226.67 |
+"""
+
+
+def test_the_faster_flags_of_the_fork_count(monkeypatch):
+    def run(command, **_):
+        is_fast = "-rtr" in command
+        if command[2] == "unknown" or (command[2] == "unpacked" and is_fast):
+            return subprocess.CompletedProcess(command, 1, "", "unknown type")
+        text = _PRINTED.format(first="0.100" if is_fast else "0.200", steps="0.400" if is_fast else "0.800")
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    monkeypatch.setattr(ik.subprocess, "run", run)
+    asked = 2, 1, (1,), 64, 1500, 60.0
+    assert ik.fastest(Path("bench"), Path("any"), *asked) == {"1 rows": 0.1, "prompt": 0.1}
+    assert ik.fastest(Path("bench"), Path("unpacked"), *asked) == {"1 rows": 0.2, "prompt": 0.2}
+    with pytest.raises(PeerFailure, match="unknown type"):
+        ik.fastest(Path("bench"), Path("unknown"), *asked)
 
 
 def test_the_picture_has_a_panel_for_each_shape_and_point(tmp_path):
@@ -64,7 +100,7 @@ def test_a_file_has_the_types_that_llama_quantize_gives(small):
 def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
     path, measured = tmp_path / "types.json", []
 
-    def measure(model, threads, rounds):
+    def measure(model, threads, rounds, of_ik):
         measured.append(model)
         if len(measured) == 2:
             raise KeyboardInterrupt

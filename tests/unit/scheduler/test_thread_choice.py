@@ -9,6 +9,7 @@ from llamabatch.scheduler.thread_choice import ThreadChoice
 
 IDLE = {1: 2.0, 2: 1.0}
 BESIDE_ONE = {1: 2.0, 2: 3.0}  # durations in units of an idle step with two threads
+EIGHT = {threads: 8 / threads for threads in range(1, 9)}
 
 
 class Machine:
@@ -63,12 +64,14 @@ def test_a_process_that_is_there_from_the_beginning_is_met_too():
     assert machine.choice.threads == 1
 
 
-def test_many_threads_become_fewer_one_by_one():
+def test_of_many_threads_one_fewer_or_half_are_tried():
     machine = Machine(0.01, most=8)
-    machine.run(30, {5: 1.5, 6: 1.25, 7: 1.1, 8: 1.0})
+    machine.run(30, EIGHT)
     assert machine.choice.threads == 8
-    machine.run(60, {5: 1.5, 6: 1.3, 7: 1.6, 8: 2.5})
-    assert machine.choice.threads == 6
+    machine.run(60, EIGHT | {8: 2.5, 7: 2.4})
+    assert machine.choice.threads == 6, "7 are no faster; 4 are, and 6 are the best"
+    machine.run(60, EIGHT)
+    assert machine.choice.threads == 8
 
 
 def test_longer_steps_of_more_rows_are_no_reason():
@@ -88,13 +91,31 @@ def test_threads_stay_where_fewer_are_not_to_be_tried():
     assert single.choice.threads == 1
 
 
-def test_a_prompt_within_a_trial_has_all_threads():
+def test_a_prompt_within_a_trial_has_the_threads_from_before():
     choice = ThreadChoice(2)
     while choice.threads_of(8) == 2:
         choice.observe(8, 0.02)
     assert choice.threads_of(0) == 2
     choice.observe(8, 0.04)
     assert choice.threads_of(8) == 1, "the trial goes on"
+
+
+def test_after_some_seconds_of_prompts_alone_all_threads_compute_again():
+    machine = Machine(0.01)
+    machine.run(10, BESIDE_ONE)
+    assert machine.choice.threads_of(0) == 1
+    for _ in range(round(thread_choice.MOST_BELOW_S / 0.5)):
+        machine.choice.observe(0, 0.5)
+    assert machine.choice.threads_of(0) == 2
+    machine.run(10, BESIDE_ONE)
+    assert machine.choice.threads == 1
+
+
+@pytest.mark.parametrize("step_s", [0.5, 2.0, 4.0])
+def test_trials_of_long_steps_cost_little(step_s):
+    machine = Machine(step_s)
+    machine.run(1200, IDLE)
+    assert machine.n_steps > 0.96 * 1200 / step_s
 
 
 def test_a_trial_lasts_longer_than_a_slice_of_the_systems_scheduler():

@@ -13,6 +13,7 @@ from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.tools.compare.plot import lanes_of
 from llamabatch.tools.compare.report import Report, Row
 from llamabatch.tools.compare.table import show
+from llamabatch.tools.processes import OthersUse
 from llamabatch.utils import console as output
 from llamabatch.utils.format import seconds, significant, times
 from tests.unit.compare_fakes import figures, report
@@ -68,9 +69,10 @@ def test_batch_sizes_and_their_knee():
 
 def test_other_processes_that_computed_are_told():
     fake = vars(report())
-    least = 100 / 3 / report().machine.cores  # other processes are named from a third of a core on
-    assert "other processes" not in text(Report(**{**fake, "others_cpu_percent": 0.9 * least}))
-    assert f"used {1.5 * least:.0f} % of the CPU" in text(Report(**{**fake, "others_cpu_percent": 1.5 * least}))
+    assert "other processes" not in text(Report(**{**fake, "others": OthersUse(8, cores=4)}))
+    assert "used 9 % of the CPU" in text(Report(**{**fake, "others": OthersUse(9, cores=4)}))
+    assert not OthersUse(1.9, cores=64).is_much
+    assert OthersUse(2.1, cores=64).is_much
 
 
 def test_failures_are_told_and_brackets_are_not_markup():

@@ -17,6 +17,7 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, ProfileKey
 from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.processes import OthersUse
 from llamabatch.tools.tune import children
 from llamabatch.tools.tune import run as tuning
 from llamabatch.tools.tune.choose import choose
@@ -249,7 +250,8 @@ def report(tune, tmp_path):
     machine = MachineFacts("A CPU", 2, 2, 2**34, "an OS", ("CPU: A CPU",), {"llamabatch": "1"}, None)
     key = ProfileKey(ModelShape("q", "", "", "", "", "", 1, "", 1, 1), "A CPU", "", 2, "1", "f16", "f16")
     profile = Profile(key, "2026-01-02", "small [1]", flash_attn="on", stairs=stairs)
-    return Report(machine, tuple(results), stairs, gain, tuner.many, profile, tmp_path / "p.json", 12.0, True, 35.0)
+    used = OthersUse(35.0, cores=2)
+    return Report(machine, tuple(results), stairs, gain, tuner.many, profile, tmp_path / "p.json", 12.0, True, used)
 
 
 def test_the_table_tells_what_was_chosen_and_gained(report):
@@ -272,6 +274,7 @@ def test_a_profile_that_was_not_kept_is_not_promised(report):
     show(dropped, Console(file=out, width=200))
     assert "used 35 % of the CPU, so no profile is kept" in out.getvalue()
     assert "from now on" not in out.getvalue()
+    assert "llama.cpp's" not in out.getvalue(), "nothing is gained"
     assert document(dropped)["kept"] is False
 
 
