@@ -1,6 +1,6 @@
 """Makes the grammar of a family's tool calls from the schemas of the tools.
 
-There are three grammars: required calls, free text with calls, and either calls or an answer in a given form.
+There are three grammars: required calls, free text with calls, and either calls or an answer with a given structure.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
 
 
 def answer_grammar(tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool) -> CallGrammar:
-    """Returns a grammar that accepts either calls, as in grammar(), or a text of a given form.
+    """Returns a grammar that accepts either calls, as in grammar(), or a text with a given structure.
 
     Args:
-        form: the form of the text: the right side of a Lark rule.
+        form: the structure of the text: the right side of a Lark rule.
         as for grammar(); no tool is left out.
 
     Raises:

@@ -538,7 +538,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _object(value: str) -> str | None:
-    """Returns an object as JSON text, from an object, null ("{}") or a string with either; None for other values."""
+    """Returns the JSON text of an object, of null ("{}"), or of either of them in a string; None for other values."""
     value = value.strip()
     if value.startswith('"'):
         value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()

@@ -252,7 +252,7 @@ def form_options(command: Command) -> Command:
     ) -> Any:  # fmt: skip
         if (form := _form(json_schema, choice, regex)) is not None:
             if any(name in sampling for name in _FORMS):
-                raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
+                raise click.UsageError("the structure of the answers is given twice: by an option and by -P")
             sampling["structured_outputs"] = form
         if lenient and json_schema is None:
             raise click.UsageError("--lenient needs --json-schema")

@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # read before the engine's counts, which must not be older
+        counts = self.in_flight.figures()  # read first: the engine's counts must not be older
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 

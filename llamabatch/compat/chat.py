@@ -249,7 +249,7 @@ def _given_at(address: Any) -> Any:
 def called_tool(
     functions: Any, function_call: Any, tools: Any, tool_choice: Any
 ) -> tuple[list[Json] | None, str | None, Structure | None]:
-    """Returns the tools, the name of the tool that the answer must call, and the form of the call's arguments.
+    """Returns the tools, the name of the tool that the answer must call, and the structure of the call's arguments.
 
     Raises:
         PromptError: the named tool is not among the tools, or llama_cpp.Llama would silently ignore the choice.
@@ -278,7 +278,7 @@ def called_tool(
 
 
 def response_form(given: Any) -> Structure | None:
-    """Returns the form for a response_format in llama_cpp's or OpenAI's shape. Raises SamplingError."""
+    """Returns the structure for a response_format in llama_cpp's or OpenAI's shape. Raises SamplingError."""
     if given is None or structure(given) is None:
         return None
     inner = given.get("json_schema")

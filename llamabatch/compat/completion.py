@@ -31,8 +31,8 @@ _LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of create_completion. For a chat, `form` comes from response_format or tools, and `prompt` may be a
-    mapping with a text and its pictures."""
+    """The arguments of create_completion. For a chat, the structure `form` comes from response_format or tools, and
+    `prompt` may be a mapping with a text and its pictures."""
 
     prompt: str | list[int] | Mapping[str, Any]
     temperature: float

@@ -11,12 +11,14 @@ from llamabatch.utils.checks import reason, show
 
 
 class LlamaGrammar:
-    """The form of an output, made by one of the class methods. A Llama also accepts llama_cpp's LlamaGrammar objects.
+    """The structure of an output, made by one of the class methods.
+
+    A Llama also accepts llama_cpp's LlamaGrammar objects.
 
     The argument `verbose` of the class methods exists for llama_cpp's sake and changes nothing.
 
     Attributes:
-        form: the form as in SamplingParams.structured_outputs.
+        form: the structure as in SamplingParams.structured_outputs.
     """
 
     def __init__(self, form: Structure) -> None:
@@ -49,7 +51,7 @@ def _form(given: dict[str, Any]) -> Structure:
 
 
 def form_of(grammar: object) -> Structure | None:
-    """Returns the form of a LlamaGrammar of this package or of llama_cpp; None for None. Raises SamplingError."""
+    """Returns the structure of a LlamaGrammar of this package or of llama_cpp; None for None. Raises SamplingError."""
     if grammar is None:
         return None
     if isinstance(grammar, LlamaGrammar):

@@ -44,7 +44,7 @@ def plan(
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, but no model.
 
     Args:
-        loaded: another engine of this process has loaded the weights. That engine's plan includes this one's memory.
+        loaded: another engine of this process has loaded the weights, and its plan includes the memory of this engine.
         computes_here: False: child processes will compute, and this process makes no context on a GPU.
         share: part of the free memory, of this machine and of each GPU, that this engine may use; other engines use the
             rest.

@@ -49,7 +49,7 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
-        self._joined: dict[Structure, Structure] = {}  # form -> form that also allows tool calls
+        self._joined: dict[Structure, Structure] = {}  # structure -> structure that also allows tool calls
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """Returns a chat's request, prepared so that its answer is parsed into thinking, tool calls and text.
@@ -74,8 +74,9 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Returns the request of a plain prompt, with the state of its thinking if a budget or a form needs the state.
-        The answer is not parsed. A form applies from the first token, unless the prompt ends inside thinking."""
+        """Returns the request of a plain prompt. If a thinking budget or a structured output needs it, the request has
+        the state of thinking at the end of the prompt. The answer is not parsed. A structured output applies from the
+        first token, unless the prompt ends inside thinking."""
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
@@ -96,14 +97,15 @@ class AnswerFormat:
         budget = request.params.thinking_token_budget
         if budget is not None and self._tools is not None and self._tools.thought is not None:
             raise SamplingError(
-                f"thinking_token_budget is {budget} beside {'a call that must come' if form is None else 'a form'}, "
+                f"thinking_token_budget is {budget} beside "
+                f"{'a call that must come' if form is None else 'a structured output'}, "
                 "whose grammar already covers the thinking of this model; leave the budget out, or give "
-                "tool_choice='auto'" + ("" if form is None else " without a form")
+                "tool_choice='auto'" + ("" if form is None else " without a structured output")
             )
         return replace(request, params=replace(request.params, structured_outputs=held))
 
     def _form_or_calls(self, form: Structure) -> Structure:
-        """Returns a form that allows either an answer in the given form or tool calls."""
+        """Returns a structure that allows either an answer with the given structure or tool calls."""
         found = self._joined.get(form)
         if found is not None:
             return found
@@ -123,7 +125,7 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The form of answers that must call a tool, or whose calls are restricted; None: answers are free."""
+        """The structure of answers that must call a tool, or whose calls are restricted; None: answers are free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
@@ -134,7 +136,7 @@ class AnswerFormat:
         return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
-        """Returns a form that restricts each call from its mark on; None: calls are free, or have no mark."""
+        """Returns a structure that restricts each call from its mark on; None: calls are free, or have no mark."""
         if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls

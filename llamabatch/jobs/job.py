@@ -184,7 +184,7 @@ class _Job:
             self._compute(client, output, start_errors, reader, chain([first], rows), inputs)
             if form is not None and (n_cut := self._counts.reasons[FinishReason.LENGTH.value]):
                 self._progress.say(
-                    f"{counted(n_cut, 'answer')} reached max_tokens or n_ctx before the form was complete"
+                    f"{counted(n_cut, 'answer')} reached max_tokens or n_ctx before the structure was complete"
                 )
         return self.summary()
 

@@ -17,7 +17,7 @@ from llamabatch.planning.weights import multiplied, repacked_by
 # orders of sums by the number of rows.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 # Equal bits need heads with a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other
-# sizes get the kernel of 0003 only from three queries on.
+# sizes use the kernel of native_patches/0003 only with three or more queries.
 _HEAD_MULTIPLE = 16
 # Without repacking, a weight of one of these types has the same kernel for any number of rows: llamafile's or a dot
 # product.

@@ -51,10 +51,11 @@ TokenLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[Any]):
-    """The TokenLogprobs of many places, stored in arrays, as in vLLM's class of this name. A logprob takes some 25
-    bytes; objects would take 200. Each access makes the dict of a place. A place without logprobs is None.
+    """The TokenLogprobs of many places, stored in arrays, as in vLLM's class of this name.
 
-    The object equals a list or a tuple of equal items. A deep copy, as dataclasses.asdict makes it, is a tuple.
+    In an array a logprob takes some 25 bytes, as an object 200. Each access makes the dict of one place, or returns
+    None for a place without logprobs. A FlatLogprobs equals a list or a tuple if the items are equal. Its deep copy,
+    which dataclasses.asdict makes, is a tuple.
     """
 
     __slots__ = ("_ends", "_lengths", "_logprobs", "_ranks", "_texts", "_token_ids")

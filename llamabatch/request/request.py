@@ -91,7 +91,7 @@ class Request:
 
     @property
     def follows_reasoning(self) -> bool:
-        """True if the engine must follow the thinking, because the thinking has a budget or precedes a form."""
+        """True if the engine must follow the thinking, which has a budget or precedes a structured output."""
         params = self.params
         binds = params.structure is not None and not params.structure.in_reasoning
         return self.reasoning is not None and (binds or params.thinking_token_budget is not None)

@@ -152,11 +152,11 @@ class SamplingParams:
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …}, {"choice":
             [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}, {"structural_tag": free
-            text around parts with a form, as in vLLM}; or OpenAI's response_format. A text with finish_reason "stop"
-            has this form, unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with
-            thinking, the form applies to the text after the thinking; {"enable_in_reasoning": True} beside the form
-            applies it from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos,
-            because the form alone decides which token may end the text.
+            text around structured parts, as in vLLM}; or OpenAI's response_format. A text with finish_reason "stop" has
+            this structure, unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with
+            thinking, the structure applies to the text after the thinking; with the further key
+            "enable_in_reasoning": True it applies from the first token on. Kept as a Structure. Not with
+            stop_token_ids, min_tokens or ignore_eos, because the structure decides which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token, ahead of all samplers. logits is a
             copy of the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception
             in f ends the request with an error. Not available if the engine is in a child process.
@@ -281,8 +281,8 @@ class SamplingParams:
         if self.structured_outputs is not None:
             if self.thinking_token_budget is not None and self.structure is not None and self.structure.in_reasoning:
                 raise SamplingError(
-                    f"thinking_token_budget is {self.thinking_token_budget} beside {IN_REASONING}: the form says what "
-                    "the thinking may be; leave one of them out"
+                    f"thinking_token_budget is {self.thinking_token_budget} beside {IN_REASONING}: the structure says "
+                    "what the thinking may be; leave one of them out"
                 )
             for name in ("stop_token_ids", "min_tokens", "ignore_eos"):
                 if getattr(self, name):

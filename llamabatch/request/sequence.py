@@ -40,7 +40,7 @@ class Sequence:
         num_cached: number of prompt tokens whose cells were copied when the sequence first began to compute.
         shared_from: `number` of the running sequence whose cells were copied, directly or through other sequences;
             None: no cells were copied from a running sequence.
-        not_held: the parts of the requested form that are not enforced.
+        not_held: the parts of the requested structure that are not enforced.
         last_token_s: time.perf_counter() of the last output token.
         media_runs: the runs of the prompt that represent pictures and sounds.
     """

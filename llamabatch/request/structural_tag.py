@@ -1,4 +1,4 @@
-"""Converts a structural_tag to Lark. A structural_tag is free text with parts that have a form and begin with triggers.
+"""Converts a structural_tag to Lark. A structural_tag is free text with structured parts that begin with triggers.
 
 The notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
 xgrammar reads it. Free text becomes a lexeme that ends at the first trigger (a lazy lexeme of llguidance). The schema

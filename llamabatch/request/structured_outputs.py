@@ -32,13 +32,14 @@ _UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a gram
 
 
 class Structure(NamedTuple):
-    """The form of an output.
+    """The structure that an output must have.
 
     Attributes:
         kind: "json", "regex", "choice", "grammar", "structural_tag" or TOOLS.
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation;
             JSON of a structural tag.
-        in_reasoning: True: the form applies from the first token on; False: after the thinking, if the model thinks.
+        in_reasoning: True: the structure applies from the first token on; False: after the thinking, if the model
+            thinks.
         not_held: parts of the caller's JSON schema that are not in `text`.
     """
 

@@ -12,7 +12,7 @@ from llamabatch.scheduler.step_costs import stair
 
 # Another number of threads must be at least this many times as fast in a trial, because times are noisy.
 LEAST_GAIN = 1.05
-# Steps that became this many times as long are a reason to try fewer threads.
+# If steps have become this many times as long, fewer threads are tried.
 SLOWER = 1.25
 # The fewest steps and seconds of a trial: another process may use a core for some milliseconds at a time.
 TRIAL_STEPS, TRIAL_S = 3, 0.03

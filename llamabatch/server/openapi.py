@@ -73,7 +73,7 @@ _CHAT = Operation(
             "logprobs": True,
             "top_logprobs": 2,
         },
-        "of a form": {
+        "structured output": {
             "messages": [{"role": "user", "content": "A color?"}],
             "max_tokens": 8,
             "structured_outputs": {"choice": ["red", "blue"]},
@@ -200,7 +200,7 @@ _RESPONSES = Operation(
     {
         "text": {"input": "Hello", "max_output_tokens": 8, "instructions": "Be short."},
         "streamed": {"input": _HELLO, "max_output_tokens": 8, "stream": True},
-        "of a form": {
+        "structured output": {
             "input": "A color?",
             "max_output_tokens": 32,
             "text": {"format": {"type": "json_schema", "name": "color", "schema": {"enum": ["red", "blue"]}}},
@@ -231,7 +231,7 @@ _OLLAMA_CHAT = Operation(
     {
         "chat": {"messages": _HELLO, "stream": False, "options": {"num_predict": 8, "temperature": 0}},
         "streamed": {"messages": _HELLO, "options": {"num_predict": 8, "seed": 1}},
-        "of a form": {
+        "structured output": {
             "messages": [{"role": "user", "content": "A color?"}],
             "format": {"enum": ["red", "blue"]},
             "stream": False,

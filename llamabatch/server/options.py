@@ -337,7 +337,10 @@ class ServerOptions:
 
 
 def has_too_many_logprobs(wanted: int | None, most: int) -> bool:
-    """True if `wanted` logprobs at each place (-1: the whole vocabulary) are more than `most` (-1: no limit)."""
+    """Returns True if `wanted`, a number of logprobs at each place, exceeds the limit `most`.
+
+    -1 means the whole vocabulary for `wanted`, and no limit for `most`.
+    """
     return wanted is not None and most >= 0 and not 0 <= wanted <= most
 
 

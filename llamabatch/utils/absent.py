@@ -1,4 +1,4 @@
-"""Errors for names of other libraries that llamabatch does not have. The messages name the replacement."""
+"""Errors for names that other libraries have and llamabatch lacks. The messages name the replacement."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from llamabatch.utils.checks import counted, show
 
-_LONGEST_TEXT = 60  # most characters of a text
-_MOST_ITEMS = 8  # most items of a list or mapping that is shown completely
-_MOST_PARTS = 3  # most shown items of a list of dataclasses
-_LONGEST_PART = 1000  # most characters of a dataclass within another dataclass
+_LONGEST_TEXT = 60  # the largest number of characters of a text
+_MOST_ITEMS = 8  # the largest list or mapping that is shown completely
+_MOST_PARTS = 3  # items that are shown of a longer list of dataclasses
+_LONGEST_PART = 1000  # the largest number of characters of a dataclass within another dataclass
 
 
 def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str:

@@ -169,7 +169,7 @@ class Defaults(NamedTuple):
         from_file: True if requests without sampling parameters use the file's parameters.
         sampling: parameters that replace the file's parameters.
         post_sampling: True if logprobs are of the distribution that tokens are drawn from.
-        in_reasoning: True if a form applies from the first token on; False if it applies after the thinking.
+        in_reasoning: True: structured outputs apply from the first token on; False: after the thinking.
         normalize, dimensions, use_activation: the defaults of these PoolingParams fields.
         chat_template: the template of chats that do not give their own.
     """
@@ -341,7 +341,8 @@ TAKEN: dict[str, Taken] = {
     "logprobs_mode": Taken(_logprobs, "raw_logprobs or processed_logprobs; logits are refused"),
     "structured_outputs_config": Taken(_outputs, "any backend: llguidance is the only one; its switches are refused"),
     "reasoning_parser": Taken(
-        lambda name: {"in_reasoning": not name}, "any: forms then bind behind the thinking; the text holds it, as there"
+        lambda name: {"in_reasoning": not name},
+        "any: structured outputs then apply after the thinking; the text holds it, as there",
     ),
     "chat_template": Taken(lambda text: {"chat_template": str(text)}, "of chats that give none"),
     "enable_lora": Taken(_nothing, "nothing: a LoRARequest needs no option"),

@@ -31,7 +31,7 @@ class RequestOutputKind(Enum):
 
 @dataclass
 class StructuredOutputsParams:
-    """The form of an output. Exactly one of json, regex, choice, grammar, structural_tag and json_object is given.
+    """The structure of an output. Exactly one of json, regex, choice, grammar, structural_tag and json_object is given.
 
     Attributes:
         json: a JSON schema, or its text.
@@ -43,7 +43,7 @@ class StructuredOutputsParams:
         lenient: an option of llamabatch alone. True: keywords of `json` that a grammar cannot enforce are ignored.
 
     Raises:
-        SamplingError (ValueError): no form or more than one is given, or the form is invalid.
+        SamplingError (ValueError): no structure or more than one is given, or the structure is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -74,14 +74,14 @@ class StructuredOutputsParams:
         self.form()
 
     def form(self) -> Structure | None:
-        """Returns the form as llamabatch.SamplingParams stores it; None: no form is given. Raises SamplingError."""
+        """Returns the structure as llamabatch.SamplingParams stores it; None: none is given. Raises SamplingError."""
         given = {name: getattr(self, name) for name in KINDS if getattr(self, name) not in (None, False)}
         return structure({**given, LENIENT: self.lenient}) if given else None
 
 
 @dataclass
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The former name of StructuredOutputsParams. It may also have no form at all.
+    """The former name of StructuredOutputsParams. It may also have no structure at all.
 
     Attributes:
         backend: changes nothing; llguidance is the only backend.
@@ -95,7 +95,7 @@ class GuidedDecodingParams(StructuredOutputsParams):
 
     @staticmethod
     def from_optional(**options: Any) -> GuidedDecodingParams | None:
-        """Makes a GuidedDecodingParams from options that may be None. Returns None if no form is given."""
+        """Makes a GuidedDecodingParams from options that may be None. Returns None if no structure is given."""
         given = {name: value for name, value in options.items() if value is not None}
         return GuidedDecodingParams(**given) if any(given.get(name) for name in KINDS) else None
 
@@ -224,7 +224,7 @@ class SamplingParams:
 
         Args:
             priority: the request's priority; lower numbers run first.
-            in_reasoning: True if a form applies from the first token on.
+            in_reasoning: True if a structured output applies from the first token on.
             post_sampling: True if logprobs are of the distribution that tokens are drawn from.
 
         Raises:

@@ -47,7 +47,7 @@ _OF_ANSWERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "n
 _SHARED: Fields = {
     "model": Field(TEXT, "the model"),
     "stream": Field(BOOLEAN, "false: one document, and no lines"),
-    "format": Field({}, 'the form of the text: "json" or a JSON schema'),
+    "format": Field({}, 'the structure of the text: "json" or a JSON schema'),
     "options": Field(
         {"type": ["object", "null"], "additionalProperties": {}},
         "num_predict, num_keep, seed, stop, temperature, top_k, top_p, min_p, repeat_penalty, … by ollama's names",

@@ -158,8 +158,8 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
     """Returns a content as text, or as parts if it has media that the model can read.
 
     Args:
-        shown: True: the caller asks about this content, and media that the model cannot read are refused. False: texts
-            replace such media, because programs send history and results of tools again with each request.
+        shown: True: this content is the caller's question, so media that the model cannot read are refused. False: it
+            is history or the result of a tool. Programs send both again with each request, so texts replace such media.
     """
     if isinstance(content, str):
         return content

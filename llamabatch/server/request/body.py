@@ -234,10 +234,11 @@ class Body:
         self._add_ignored(name)
 
     def ignore_not_held(self, place: str, parts: Iterable[str]) -> None:
-        """Adds to `ignored` the parts of a form that no grammar enforces. Raises ApiError if strict.
+        """Adds to `ignored` the parts of a structured output that no grammar enforces. Raises ApiError if strict.
 
         Args:
-            place: the field with the form. parts: as in Structure.not_held, such as "format 'password'".
+            place: the field that asks for the structured output.
+            parts: as in Structure.not_held, such as "format 'password'".
         """
         for part in parts:
             keyword, _, value = part.replace("'", "").partition(" ")

@@ -242,7 +242,7 @@ def _each_once(values: Json) -> Json:
 
 
 def _form(body: Body) -> str | None:
-    """Stores the requested form as structured_outputs. Returns the name of the form's field; None: there is no form."""
+    """Stores the requested structure as structured_outputs. Returns the name of its field; None: none is requested."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -267,7 +267,7 @@ def _form(body: Body) -> str | None:
         if (form := _structure(name, value)) is not None:
             forms[name] = form
     if len(forms) > 1:
-        raise SamplingError(f"{' and '.join(forms)} both ask for a form of the text; give one of them")
+        raise SamplingError(f"{' and '.join(forms)} both ask for a structured output; give one of them")
     given, form = next(iter(forms.items()), (None, None))
     if given is not None and form is not None:
         body.ignore_not_held(given, form.not_held)

@@ -58,7 +58,7 @@ _DOCS = {
     "seed": "the same seed gives the same text; -1: a random one",
     "stop": "strings that end the text",
     "logit_bias": "token id (or text) -> number to add to its logit, false: never; or a list of such pairs",
-    "structured_outputs": "the form of the text: one of json, regex, choice, grammar, json_object, structural_tag",
+    "structured_outputs": "the structure of the text: one of json, regex, choice, grammar, json_object, structural_tag",
     "deadline_s": "seconds after which the request ends as an error; the header X-Request-Timeout says the same",
     "priority": "a waiting request with a lower number enters first",
     "post_sampling_probs": "logprobs are those of the distribution that a token is drawn from, and not the model's own",

@@ -1,4 +1,4 @@
-"""Prompts for a gap in a text ("fill in the middle"), with the special tokens of the vocabulary."""
+"""Builds prompts that fill a gap in a text ("fill in the middle"), with the special tokens of the vocabulary."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class SlotFiles:
             self._texts[number] = (*output.prompt_token_ids, *output.outputs[0].token_ids[:-1])
 
     async def save(self, number: int, name: object) -> tuple[int, int]:
-        """Writes the last text of a number to a file. Returns the numbers of tokens and of bytes.
+        """Writes the last text of slot `number` to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: 400: there is no text, the name is no file name, or other requests took the cells of a text with
-                media. 503: other requests took the cells of a text without media each time it was computed again.
+            ApiError: 400: there is no text, `name` is no file name, or the text has media and other requests took its
+                cells. 503: the text has no media, was computed again, and lost its cells to other requests each time.
             InputError: the text is too short, or the file cannot be written.
             ConfigError: no engine could load the file.
         """

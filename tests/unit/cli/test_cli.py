@@ -167,7 +167,7 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
         (["generate", "--lora", "no-such.gguf=0.5", "x"], "no-such.gguf"),
         (["generate", "--system", "s", "x"], "--system needs --chat"),
         (["generate", "--choice", "a,b", "--regex", "a", "x"], "give one of --json-schema, --choice and --regex"),
-        (["generate", "--choice", "a,b", "-P", "guided_regex=a", "x"], "is given twice, by an option and by -P"),
+        (["generate", "--choice", "a,b", "-P", "guided_regex=a", "x"], "is given twice: by an option and by -P"),
         (["generate", "--json-schema", "no.json", "x"], "no JSON object and no file that can be read"),
         (["generate", "--json-schema", '{"not": {}}', "x"], "leave it out, or give --lenient: outputs list"),
         (["generate", "--lenient", "x"], "--lenient needs --json-schema"),

@@ -122,9 +122,9 @@ def test_answers_that_end_before_their_form_are_named(tmp_path):
         params = SamplingParams(structured_outputs={"choice": ["blue, blue, blue, blue"]}, **params)
         given, out = source(tmp_path, 3), str(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl")
         run(Settings(given, out, "tiny", reading=ReadOptions(params=params), engine={"n_ctx": 64}), progress)
-        return [text for text in progress.texts if "form" in text]
+        return [text for text in progress.texts if "structure" in text]
 
-    assert told(max_tokens=2) == ["3 answers reached max_tokens or n_ctx before the form was complete"]
+    assert told(max_tokens=2) == ["3 answers reached max_tokens or n_ctx before the structure was complete"]
     assert told(max_tokens=40) == []
 
 

@@ -60,7 +60,7 @@ def test_the_faster_flags_of_the_fork_count(monkeypatch):
         is_fast = "-rtr" in command
         if command[2] == "unknown" or (command[2] == "unpacked" and is_fast):
             return subprocess.CompletedProcess(command, 1, "", "unknown type")
-        text = _PRINTED.format(first="0.100" if is_fast else "0.200", steps="0.400" if is_fast else "0.800")
+        text = _PRINTED.format(first="0.100" if is_fast else "0.200", steps="0.800" if is_fast else "1.600")
         return subprocess.CompletedProcess(command, 0, text, "")
 
     monkeypatch.setattr(ik.subprocess, "run", run)
@@ -69,6 +69,16 @@ def test_the_faster_flags_of_the_fork_count(monkeypatch):
     assert ik.fastest(Path("bench"), Path("unpacked"), *asked) == {"1 rows": 0.2, "prompt": 0.2}
     with pytest.raises(PeerFailure, match="unknown type"):
         ik.fastest(Path("bench"), Path("unknown"), *asked)
+
+
+def test_the_fastest_of_all_times_counts():
+    slow, fast = cell(), cell(others_cpu_percent=[12.0, None])
+    slow["seconds"]["prompt"] = {types.OURS: 0.09, types.STOCK: 0.3}
+    fast["seconds"]["prompt"] = {types.OURS: 0.1, types.STOCK: 0.2, ik.NAME: 0.4}
+    found = types.merged(slow, fast)
+    assert found["seconds"]["prompt"] == {types.OURS: 0.09, types.STOCK: 0.2, ik.NAME: 0.4}
+    assert types.disturbance(found) == 12
+    assert types.merged({}, slow) == slow
 
 
 def test_the_picture_has_a_panel_for_each_shape_and_point(tmp_path):
