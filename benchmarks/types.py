@@ -7,7 +7,7 @@ A cell of the table is a shape and a type. Its file has random weights in the ty
 tensors (type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py). They take turns;
 the fastest step counts. A first program of each side has one sequence and computes the prompt. A second program has 32
 sequences of 64 tokens, and decodes one token for 1, 8 or 32 of them; its peak of resident memory is shown beside the
-file's size. With --ik, llama-batched-bench of ik_llama.cpp (ik.py) computes the same after each of both programs.
+file's size. With --ik, llama-batched-bench of ik_llama.cpp (ik.py) computes the same after both of them.
 
 Shares of the roofs are those of ours. At one row the share is the bytes of all weights a second over the rate at which
 all threads read memory. At 32 rows and in the prompt it is the products a second over the rate that the product
@@ -15,8 +15,8 @@ instruction reaches from registers.
 
 The program writes the file after each cell. A later call measures the missing cells and those of another build of
 llama.cpp. So a run can be cut into pieces, and a change of a kernel can be measured type by type. If other processes
-took more than 2 % of the CPU, a cell is measured again, up to three times. The fastest step of all times counts, also
-of those of an earlier call with --again.
+took more than 2 % of the CPU, a cell is measured again, up to three times. The fastest step of all tries counts, also
+with --again: the tries of an earlier call then count, too.
 """
 
 from __future__ import annotations
@@ -146,12 +146,15 @@ def measure(path: Path, threads: int, rounds: int, of_ik: Path | None = None) ->
 
 
 def merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Returns a measurement with the least seconds of both; `before` may be empty."""
-    seconds = {point: dict(each) for point, each in found["seconds"].items()}
-    for point, sides in before.get("seconds", {}).items():
-        for side, least in sides.items():
-            seconds[point][side] = min(least, seconds[point].get(side, least))
-    return {**found, "seconds": seconds}
+    """Returns a measurement with the least seconds of both; `before` may be empty.
+
+    `before` does not count if it has other sides, because a side with more tries would look faster.
+    """
+    old, new = before.get("seconds", {}), found["seconds"]
+    if any(old.get(point, {}).keys() != sides.keys() for point, sides in new.items()):
+        return found
+    least = {point: {side: min(s, old[point][side]) for side, s in sides.items()} for point, sides in new.items()}
+    return {**found, "seconds": least}
 
 
 def disturbance(cell: dict[str, Any]) -> float:
