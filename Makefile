@@ -11,15 +11,18 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --package llamabatch' \
 	'--platform darwin --cache-dir .mypy_cache/darwin --package llamabatch'
 
-# Where it is set, each of the hundreds of programs that tests start compiles the package anew.
+# Where it is set, each of the hundreds of programs that tests start compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup compare test test-all test-seconds test-steady test-defects wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
-	@echo 'Options: BACKEND=cpu|cuda|metal|rpc|vulkan picks the build (default: what the machine has), ARGS="..." goes to compare.'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { n = split($$2, words, " "); line = sprintf("%-18s", $$1); \
+		for (i = 1; i <= n; i++) { if (length(line words[i]) > 79) { print line; line = sprintf("%18s", "") } \
+			line = line " " words[i] } print line }' $(MAKEFILE_LIST)
+	@echo 'Options: BACKEND=cpu|cuda|metal|rpc|vulkan chooses the build (default: what the'
+	@echo 'machine has). ARGS="..." goes to the program, as in the examples above.'
 
 setup: ## make .venv, build what must be built, install llamabatch
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }

@@ -245,7 +245,7 @@ LEGEND = (
 
 def box(x: float, y: float, w: float, h: float, name: str, what: str, color: str) -> str:
     middle = x + w / 2
-    fit = max(8, int(w / 6.4))
+    fit = max(8, int(w / 5.8))
     what = what if len(what) <= fit else what[: fit - 1].rsplit(" ", 1)[0] + " …"
     return (
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{h}" rx="6" fill="white" stroke="{color}" '

@@ -1,8 +1,8 @@
-"""Captions for the pictures of a folder, all at once, as a table of CSV.
+"""Captions for the pictures of a folder, all at once, as a CSV table.
 
     python captions.py MODEL.gguf MMPROJ.gguf FOLDER
 
-Without arguments it uses the bundled model and an encoder of random weights; the captions then mean nothing.
+Without arguments, the script uses the bundled model and an encoder with random weights. The captions then mean nothing.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Vectors of texts, sorted by distance to a question. A model trained for embeddings sorts better than this one."""
+"""Texts, sorted by how near their vectors are to a question. A model trained for embeddings sorts better than tiny."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Records that always parse: a pydantic model class gives each answer its structure, all in one batch."""
+"""Records that always parse: a pydantic model class gives each answer its structure. All answers are one batch."""
 
 from pydantic import BaseModel, Field
 

@@ -1,4 +1,4 @@
-"""Two adapters and the plain model, all in one list: each request names its own.
+"""Two adapters and the plain model, all in one list: each request names its adapters.
 
 The adapters here have random values; llama.cpp's convert_lora_to_gguf.py makes real ones.
 """

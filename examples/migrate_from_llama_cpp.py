@@ -1,4 +1,4 @@
-"""Code for llama_cpp.Llama, ported: the call changes, the dictionaries stay."""
+"""Code for llama_cpp.Llama, ported: the calls change, the dictionaries with the answers stay."""
 
 from llamabatch import LLM, SamplingParams
 

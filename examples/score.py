@@ -1,4 +1,4 @@
-"""The likeliest of given answers: log-likelihoods of texts, without sampling any."""
+"""The likeliest of given answers: log-likelihoods of texts, without sampling."""
 
 from llamabatch import LLM
 

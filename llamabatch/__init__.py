@@ -162,11 +162,13 @@ def __getattr__(name: str) -> object:
 
 
 class _OtherModules:
-    """A module finder that Python asks last. For a module of vLLM or llama_cpp, its error names the replacement."""
+    """A module finder that Python asks last. If the module exists only in vLLM or llama_cpp, the error names the
+    replacement."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Finds nothing. Raises ModuleNotFoundError for a module of vLLM or llama_cpp that has a replacement here."""
+        """Finds nothing. Raises ModuleNotFoundError for a module of vLLM or llama_cpp, if llamabatch has a
+        replacement."""
         package, _, rest = name.partition(".")
         if package != __name__ or not rest:
             return

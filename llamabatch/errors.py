@@ -91,7 +91,7 @@ class ContextLengthError(PromptError):
     Attributes:
         n_tokens: the prompt's length in tokens.
         n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
-        is_cured_by_n_ctx: True if the prompt fits with a larger n_ctx: n_tokens is exact, and n_ctx is the only limit.
+        is_cured_by_n_ctx: True if a larger n_ctx makes the prompt fit: n_tokens is exact, and n_ctx is the only limit.
     """
 
     n_tokens: int = 0
@@ -100,7 +100,8 @@ class ContextLengthError(PromptError):
 
 
 class JobStoppedError(InputError):
-    """The first rows of a job all ended with the same error. They are not written, so the same job runs them again."""
+    """The first rows of a job all ended with the same error. These rows are not written, so the same job runs them
+    again."""
 
 
 class ModelFileError(InputError):
@@ -126,7 +127,8 @@ class MemoryPlanError(LlamaBatchError):
 
 
 class OutputError(LlamaBatchError):
-    """A job's output cannot be written: the disk is full or fails. The same job continues after the written rows."""
+    """A job's output cannot be written: the disk is full or fails. If the job is started again, it continues after the
+    written rows."""
 
 
 class EngineError(LlamaBatchError):

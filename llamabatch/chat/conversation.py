@@ -1,4 +1,4 @@
-"""Turns conversations into prompts, with the GGUF's own jinja2 template in jinja2's sandbox."""
+"""Turns conversations into prompts. The GGUF's own jinja2 template runs in jinja2's sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def without_template(option: str) -> str:
     """Returns the error message for a model without a chat template.
 
     Args:
-        option: the option for a template as the caller writes it, such as chat_template="chatml".
+        option: the option that sets a template, as the caller writes it, such as chat_template="chatml".
     """
     return f"this model has no chat template; give {option}, or the template of its family"
 
@@ -56,7 +56,7 @@ def render(
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
         options: tools, variables, and the end of the prompt.
-        cancelled: returns True if the text is not needed any more; called every few milliseconds.
+        cancelled: returns True if the prompt is not needed any more; called every few milliseconds.
 
     Raises:
         ConfigError: the model has no chat template, or the template cannot be compiled.
@@ -106,12 +106,13 @@ def _first_text(
     systems: Sequence[str],
     cancelled: Callable[[], bool] | None,
 ) -> str:
-    """Renders the template with each of `tries` until one succeeds. Returns the text up to the mark. Raises as render.
+    """Renders the template with each of `tries` until one succeeds. Returns the text up to the mark. Errors are as in
+    render.
 
-    With several system messages, the first text that contains all of them is preferred.
+    If there are several system messages, the first text that contains all of these messages is preferred.
 
     Args:
-        tries: variables to render the template with.
+        tries: sets of variables to render the template with, the best set first.
         mark: the mark from _mark_end(); None: the text is not cut.
         systems: contents of the system messages.
     """
@@ -130,10 +131,11 @@ def _first_text(
         except (CancelledError, PromptError):
             raise
         except Exception as error:  # a template is a program: it can raise any exception
-            # The traceback is dropped: its frames refer to `refusal` (a cycle) and to all values of the template.
+            # The traceback is dropped, because its frames refer to `refusal` (which makes a cycle) and to all values of
+            # the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # another try would cost as much
+                break  # another try would also exceed the budget
     if incomplete is not None:
         return incomplete
     assert refusal is not None
@@ -141,7 +143,7 @@ def _first_text(
 
 
 def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a tool without the null fields of its function. Templates would write them as "None"."""
+    """Returns a tool without the null fields of its function. Templates would write null as "None"."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -149,7 +151,7 @@ def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a tool with parameters, and with a description (perhaps empty) of its function and each parameter."""
+    """Adds missing parameters to a tool, and empty descriptions where the function or a parameter has none."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -161,7 +163,7 @@ def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
-    """Raises PromptError for an option that the template does not read. Such an option would change nothing."""
+    """Raises PromptError for an option that the template does not read, because this option would change nothing."""
     given = list(options.kwargs)
     if options.add_generation_prompt is False and not options.continue_final_message:
         given.append("add_generation_prompt")
@@ -173,11 +175,12 @@ def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
 
 
 def _mark_end(messages: list[Message]) -> str:
-    """Adds a mark to the content of the last message, which must be an assistant's; returns the mark.
+    """Adds a mark to the end of the last message, and returns the mark. This message must be an assistant's.
 
-    As in transformers (utils/chat_template_utils.py), the prompt is cut before the mark, so text that the template
-    writes behind the content is dropped. The mark ends with a tab. A template that trims contents removes this tab.
-    Such a template would also have removed the white space before the mark, so _cut_at removes that white space.
+    The prompt is cut before the mark, so text that the template writes after the content is dropped. transformers does
+    the same (utils/chat_template_utils.py). The mark ends with a tab. If the tab is missing, the template trims
+    contents. Without the mark, such a template would have trimmed the white space at the end of the content, so _cut_at
+    removes this white space.
     """
     last = messages[-1]
     content = last.get("content")
@@ -198,7 +201,7 @@ def _cut_at(text: str, mark: str) -> str:
 
 
 class ChatModel(Protocol):
-    """The part of a model that turns a conversation into token ids."""
+    """The part of a model that is needed to turn a conversation into token ids."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -214,10 +217,10 @@ def to_tokens(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, tuple[int, ...]]:
-    """Returns a conversation as text and as token ids. Raises as render and Model.tokenize.
+    """Returns a conversation as text and as token ids. Errors are as in render and Model.tokenize.
 
-    Special tokens are read anywhere in the text, as in llama-server: a message that spells out <|im_end|> ends its
-    turn. A program that passes on text from strangers must decide how to treat such text.
+    Special tokens are recognised anywhere in the text, as in llama-server: a message that contains the text <|im_end|>
+    ends its own turn. A program that passes on text from strangers must decide how to treat such text.
     """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
@@ -231,10 +234,11 @@ def to_pieces(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, list[list[int]]]:
-    """Returns the text of a conversation with media, and the token ids of each piece of text. Raises as to_tokens.
+    """Returns the text of a conversation with media, and the token ids of each piece of text. Errors are as in
+    to_tokens.
 
     Args:
-        mark: the text in place of each picture or sound. The pieces are before, between and behind the marks.
+        mark: the text that stands for each picture or sound. The marks split the text into pieces.
     """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
@@ -245,7 +249,7 @@ def to_pieces(
 
 
 def _begins_with(text: str, bos: str) -> bool:
-    """Returns True if the template itself wrote BOS. Then the tokenizer must not add a second BOS."""
+    """Returns True if the template itself has written BOS. In this case the tokenizer must not add a second BOS."""
     return bool(bos) and text.startswith(bos)
 
 
@@ -255,7 +259,7 @@ def to_text(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """Returns a conversation as text. Raises as render."""
+    """Returns a conversation as text. Errors are as in render."""
     bos, eos = model.special_token("bos"), model.special_token("eos")
     return render(model.chat_template, conversation, bos, eos, options, cancelled)
 

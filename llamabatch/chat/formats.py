@@ -1,4 +1,4 @@
-"""ChatFormat: the marks that a family of models sets around its thinking, found from its chat template."""
+"""ChatFormat: the tags that a family of models writes around its thinking. The chat template identifies the family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.errors import ConfigError
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, MESSAGE, START, ReasoningTags
 from llamabatch.utils.checks import items, show, string
 
-MAX_TAG = 256  # most characters of a tag
+MAX_TAG = 256  # maximum number of characters in a tag
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ChatFormat:
     """The format of a model's answers.
 
     Attributes:
-        reasoning: marks of the thinking; None: the family does not think, or is unknown.
+        reasoning: tags of the thinking; None: the family does not think, or is unknown.
     """
 
     reasoning: ReasoningTags | None = None
@@ -31,7 +31,8 @@ class ChatFormat:
 
         Args:
             template: jinja2 source; None: the model has none.
-            reasoning_tags: start and end tag of the thinking, in place of the family's tags.
+            reasoning_tags: start tag and end tag of the thinking. They replace the tags of the model's family; None:
+                the family's tags.
         """
         if reasoning_tags is not None:
             start, end = (tag.strip() for tag in reasoning_tags)
@@ -53,7 +54,7 @@ def check_tags(given: object) -> tuple[str, str]:
     return start, end
 
 
-# Families of models that think between tags. Each row: name, texts that must all be in the template, start tag, end
+# Families of models that think between tags. Each row: name; texts that must all be in the template; start tag; end
 # tag. The first row that fits is used.
 _FAMILIES: Sequence[tuple[str, tuple[str, ...], str, str]] = (
     ("gemma-4", ("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
@@ -95,5 +96,5 @@ def _closing(template: str, end: str) -> str:
 def reasoning_of(
     template: str | None, reasoning_tags: tuple[str, str] | None, reasoning_format: str
 ) -> ReasoningTags | None:
-    """Returns the marks of the thinking for these options of an engine; None: answers are not searched for thinking."""
+    """Returns the tags of the thinking for these engine options; None: answers are not searched for thinking."""
     return None if reasoning_format == "none" else ChatFormat.of(template, reasoning_tags).reasoning

@@ -1,9 +1,9 @@
 """Rewrites the tool calls and roles of a conversation into a form that its template can write.
 
-Templates differ in the form of the calls that they read. Arguments are values or JSON text, and the content beside a
-call is None or "". Some templates silently drop calls. So a small trial conversation is rendered once in each form, and
-the forms with the fewest faults are used. A rendering without faults contains every word of the conversation once, in
-order, and no None or null.
+Templates expect calls in different forms. The arguments are values or JSON text, and the content next to a call is None
+or "". Some templates silently drop calls. So a small trial conversation is rendered once in each form, and the forms
+with the fewest faults are used. A rendering without faults contains every word of the conversation once, in order, and
+contains neither None nor null.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Form(NamedTuple):
     """A form in which a template receives calls and the results of tools.
 
     Attributes:
-        calls: "values": the arguments are an object; "text": they are JSON text; "content": the call is part of the
-            text of the message, as the model would write it.
-        bare: the content of a message that has calls and no text.
+        calls: "values": the arguments are an object; "text": the arguments are JSON text; "content": the call is part
+            of the text of the message, as the model would write the call.
+        bare: the content of a message with calls but no text.
         short_ids: the id of a call has nine letters and digits, as Mistral's templates demand.
         one_each: each message has one call, and the call's result follows directly.
         answers_of: the role of messages with the result of a tool.
@@ -58,7 +58,7 @@ class Form(NamedTuple):
             return {**message, "role": "user", "content": f"The function returned: {content or ''}"}
         if self.short_ids and message.get("tool_call_id") is not None:
             message = {**message, "tool_call_id": _short(message["tool_call_id"])}
-        if not calls:  # some templates treat an empty list as a call
+        if not calls:  # some templates treat an empty list like a call
             return {**_without_calls(message), "content": "" if content is None else content}
         if self.calls == "content":
             named = [(_name(call["function"]), _values(call["function"])) for call in calls]
@@ -154,13 +154,13 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
     """Returns a trial conversation, and its words in order. No template contains these words.
 
     Args:
-        several: True: one message has two calls; False: each message with calls has one.
+        several: True: one message has two calls; False: each message with calls has one call.
     """
     numbers = itertools.count()
     words: list[str] = []
 
     def word() -> str:
-        words.append(f"qx {next(numbers)} word")  # no word is a part of another
+        words.append(f"qx {next(numbers)} word")  # no word is a part of another word
         return words[-1]
 
     def calls(content: str | None, count: int) -> Iterator[Message]:
@@ -182,8 +182,8 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
 
 
 def _faults(text: str, words: list[str]) -> int:
-    """Counts the faults of a rendered trial: words that are not found exactly once, a wrong order, a missing function
-    name, and texts that are not in the conversation, such as None."""
+    """Returns the number of faults of a rendered trial. Faults are a word that is not found exactly once, a wrong
+    order, a missing function name, and a text that is not in the conversation, such as None."""
     missing = sum(text.count(word) != 1 for word in words)
     first, last, between = text.find(words[0]), text.find(words[-1]), [text.find(word) for word in words[1:-1]]
     in_order = all(first < at < last for at in between) and between[-1] == max(between)
@@ -191,7 +191,7 @@ def _faults(text: str, words: list[str]) -> int:
 
 
 def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Form]:
-    """Returns the forms that a template writes with the fewest faults, at most one for each value of Form.calls.
+    """Returns the forms with the fewest faults in the template's output, at most one for each value of Form.calls.
 
     Args:
         several: as for _trial().
@@ -207,7 +207,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # if the template does not mention "tool", its model does not know this role
+                continue  # a template without the word "tool" belongs to a model that does not know this role
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],
@@ -218,7 +218,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # the other forms and the conversation would also exceed the budget
+                return [FORMS[0]]  # the other forms, and the conversation itself, would also exceed the budget
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:
@@ -228,7 +228,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
 
 
 def most_calls(messages: Sequence[Message]) -> int:
-    """Returns the largest number of calls in a message; the result of a tool counts as one call."""
+    """Returns the maximum number of calls in a message. The result of a tool counts as one call."""
     return max(len(message.get("tool_calls") or ()) or (message["role"] == "tool") for message in messages)
 
 
@@ -237,7 +237,7 @@ def shown(
 ) -> Iterator[list[Message]]:
     """Yields the messages in each form that the template may accept, the best first.
 
-    In the last forms the roles alternate, as some templates demand.
+    The last forms are changed so that the roles alternate, because some templates demand this.
 
     Args:
         forms: the forms of the template, from best_forms().
@@ -257,7 +257,7 @@ def shown(
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """Joins messages as _joined does, and moves the system message into the user's message, because some templates
+    """Joins messages as _joined does, and moves the system message into the first user message, because some templates
     refuse system messages."""
     messages = _joined(messages)
     if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
@@ -267,8 +267,9 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """Joins neighbouring messages of the same role, apart from results of tools. A system message behind another role
-    becomes a user message. Agents send such conversations, and some templates refuse them."""
+    """Joins neighbouring messages of the same role, except results of tools. A system message after a message of
+    another role becomes a user message. Agents send conversations that are not joined, and some templates refuse such
+    conversations."""
     made: list[dict[str, Any]] = []
     for message in messages:
         last = made[-1] if made else None

@@ -1,4 +1,4 @@
-"""Checks the messages of a conversation, and joins the content of a message to one text."""
+"""Checks the messages of a conversation, and joins the content of each message into one text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
 """The `type` of a part with a picture: in OpenAI's chats, in its responses, in transformers and in vLLM."""
 SOUND_TYPES = ("input_audio", "audio_url", "audio")
 """The `type` of a part with a sound."""
-MEDIA_MARK = "media_mark"  # `type` of a part that contains only the mark of a picture or a sound
+MEDIA_MARK = "media_mark"  # `type` of a part whose text is only the mark of a picture or a sound
 Conversation = Sequence[Message]
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -26,7 +26,7 @@ def check_conversation(conversation: object, *, media: bool = False) -> Conversa
     """Returns the conversation unchanged. Raises PromptError unless it is a list of valid messages.
 
     Args:
-        media: allow parts with pictures and sounds; these parts are not checked.
+        media: True: parts with pictures and sounds are allowed, and are not checked here.
     """
     messages = as_messages(conversation)
     for index, message in enumerate(messages):
@@ -47,7 +47,7 @@ def dropped_first(messages: Conversation) -> list[int]:
     """Returns the turn number of each message; 0: the message always stays.
 
     If a conversation is too long, its first turns are dropped. A turn is a question and all messages up to the next
-    question. After the last question, a turn is an answer with the results of its calls. The last question, the last
+    question. After the last question, each answer with the results of its calls is a turn. The last question, the last
     turn after it, and system messages stay.
     """
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
@@ -79,7 +79,7 @@ def media_kind(part: object) -> Kind | None:
 
 
 def checked_message(index: int, message: object, template: str | None = None) -> Message:
-    """Returns a message with its content joined to one text, after a check of its form and its tool calls.
+    """Returns a message with its content as one text. Checks the form and the tool calls of the message first.
 
     Args:
         index: position of the message in the conversation, for error messages.
@@ -112,8 +112,8 @@ def checked_message(index: int, message: object, template: str | None = None) ->
 
 
 def _check_role(place: str, role: str, template: str) -> None:
-    """Raises PromptError for a mistyped role, because many templates would write it unchanged. A role that resembles no
-    usual role is allowed, because a model may have roles of its own."""
+    """Raises PromptError for a mistyped role, because many templates would write this role unchanged. A role that
+    resembles no usual role is allowed, because a model may have roles of its own."""
     if role in _ROLES:
         return
     name = role.lower()

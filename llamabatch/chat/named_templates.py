@@ -1,7 +1,7 @@
 """llama.cpp's named chat templates (src/llama-chat.cpp), written in jinja2.
 
-The templates serve models whose file has no template or a wrong one. llama.cpp writes these prompts in C++. A test
-checks that the templates and llama.cpp write the same prompts.
+These templates are for models whose file has no template or a wrong one. llama.cpp writes the same prompts in C++ code.
+A test compares the prompts of both.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 
 def _turns(parts: Mapping[str, tuple[str, str]], opening: str, *, trim: bool = False, start: str = "") -> str:
-    """Returns a template in which the texts around a message depend only on the role.
+    """Returns a template that writes texts around each message. The texts depend only on the role.
 
     Args:
-        parts: by role, the texts before and after the content. {role} in a text becomes the role; the role ""
-            means all other roles.
+        parts: {role: the texts before and after the content}. {role} in a text becomes the role. The role "" means all
+            other roles.
         opening: text that opens the answer.
         trim: remove the white space around each content.
         start: text at the start of the prompt.

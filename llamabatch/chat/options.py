@@ -1,4 +1,4 @@
-"""Options by which a conversation becomes a prompt: tools, variables, the template, and the end of the prompt."""
+"""Options for turning a conversation into a prompt: tools, variables, the template, and the end of the prompt."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
 
-# Variables of a template that chat() has as separate keywords.
+# Template variables for which chat() has separate keywords.
 _OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
-# Variables of a template that a caller cannot set in chat_template_kwargs, because templates rely on their values.
-# They are variables that llamabatch sets, functions of jinja2's environment, and words of jinja2.
+# Variables of a template that a caller cannot set in chat_template_kwargs, because templates rely on the values of
+# these variables: variables that llamabatch sets, functions of jinja2's environment, and jinja2's own names.
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
     *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"),
@@ -26,9 +26,9 @@ RESERVED = (
 )
 
 _MARKS = ("{{", "{%", "{#")  # a text with one of these marks is jinja2, not a path
-_MAX_FILE = 2**20  # most bytes of a template's file; the template may have 256 Ki characters
-_MAX_DEPTH = 64  # most levels of lists and objects in the value of a variable
-_MAX_ITEMS = 2**20  # most values on one of these levels
+_MAX_FILE = 2**20  # maximum size of a template's file in bytes; the template may have 256 Ki characters
+_MAX_DEPTH = 64  # maximum depth of lists and objects in the value of a variable
+_MAX_ITEMS = 2**20  # maximum number of values at one depth
 
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any] | None
@@ -37,19 +37,20 @@ _CHOICES = ("auto", "none", "required")
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """The options by which a conversation becomes a prompt.
+    """The options for turning a conversation into a prompt.
 
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. If the
             template has no place for tools, a message describes them.
-        kwargs: Variables of the template by name, with plain values as in JSON. A variable that the template does not
-            read is refused.
-        usual: Default variables for any template. A variable is passed on if the template reads it and `kwargs` does
-            not have it.
+        kwargs: Variables of the template by name. The values are plain, as in JSON. A variable that the template does
+            not read is refused.
+        usual: Default variables for any template. Each variable is passed on if the template reads this variable and
+            `kwargs` does not have it.
         template: jinja2 source in place of the model's own template; None: the model's.
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: True if
             continue_final_message is False.
-        continue_final_message: the prompt ends with the last message, an assistant's. The answer continues it.
+        continue_final_message: the prompt ends with the last message, an assistant's. The answer continues this
+            message.
         tool_choice: "auto": the model decides whether to call a tool; "none": the answer is not searched for calls;
             "required": a tool must be called; {"type": "function", "function": {"name": …}}: this tool must be called;
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: one of
@@ -102,7 +103,7 @@ class ChatOptions:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schema of the parameters of each tool, by the name of the tool."""
+        """The schema of each tool's parameters, by the name of the tool."""
         functions = [tool["function"] for tool in self.tools or ()]
         return {function["name"]: function.get("parameters") or {} for function in functions}
 
@@ -118,13 +119,13 @@ class ChatOptions:
 
     @property
     def _callable(self) -> dict[str, Mapping[str, Any]]:
-        """The part of `schemas` whose functions may be called."""
+        """The schemas of the functions that the model may call."""
         allowed = _allowed(self.tool_choice)
         return {name: schema for name, schema in self.schemas.items() if allowed is None or name in allowed.names}
 
     @property
     def forced_tools(self) -> dict[str, Mapping[str, Any]] | None:
-        """The part of `schemas` from which one function must be called; None: no call is required."""
+        """The schemas of some functions, one of which must be called; None: no call is required."""
         allowed = _allowed(self.tool_choice)
         if self.tool_choice == "required" or (allowed is not None and allowed.mode == "required"):
             return self._callable
@@ -168,7 +169,8 @@ class _Allowed(NamedTuple):
 
 
 def _allowed(choice: object) -> _Allowed | None:
-    """Returns the mode and the functions of a valid tool_choice of type "allowed_tools"; None for any other value."""
+    """Returns the mode and the function names of a valid tool_choice of type "allowed_tools"; None for any other
+    value."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return None
     inner = choice.get("allowed_tools")
@@ -179,7 +181,7 @@ def _allowed(choice: object) -> _Allowed | None:
 
 
 def _chosen(choice: object) -> str | None:
-    """Returns the name in a tool_choice that names a function; None for any other value."""
+    """Returns the function's name in a tool_choice for one function; None for any other value."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
         return None
     function = choice.get("function")
@@ -188,7 +190,7 @@ def _chosen(choice: object) -> str | None:
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:
-    """Returns the jinja2 source of a chat template that a caller gives; None for None.
+    """Returns the jinja2 source of a chat template that a caller gives as source, path or name; None for None.
 
     Args:
         given: jinja2 (a text with "{{", "{%" or "{#"), the path of a file with jinja2, or one of llama.cpp's names in
@@ -224,7 +226,7 @@ def template_source(given: str | os.PathLike[str] | None) -> str | None:
 
 
 class TemplateKeywords(TypedDict, total=False):
-    """The keywords of LLM.apply_chat_template, for type checkers; a test compares them with chat_options."""
+    """The keywords of LLM.apply_chat_template, for type checkers. A test compares the keywords with chat_options."""
 
     tools: Sequence[Mapping[str, Any]] | None
     chat_template: str | os.PathLike[str] | None
@@ -234,7 +236,7 @@ class TemplateKeywords(TypedDict, total=False):
 
 
 class ChatKeywords(TemplateKeywords, total=False):
-    """The keywords of LLM.chat, LLM.stream and LLM.as_completed that are about conversations."""
+    """The conversation keywords of LLM.chat, LLM.stream and LLM.as_completed."""
 
     tool_choice: ToolChoice
     parallel_tool_calls: bool
@@ -250,7 +252,7 @@ def chat_options(
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatOptions:
-    """Makes ChatOptions from the keywords of a call. Raises as ChatOptions and template_source."""
+    """Makes ChatOptions from the keywords of a call. Errors are as in ChatOptions and template_source."""
     kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
     template = template_source(chat_template)
     ends = (add_generation_prompt, continue_final_message)
@@ -258,7 +260,8 @@ def chat_options(
 
 
 def _check_variable(name: object, value: object) -> None:
-    """Raises PromptError if a caller cannot set this variable of the template, or cannot give it this value."""
+    """Raises PromptError if a caller cannot set this variable of the template, or if the variable cannot have this
+    value."""
     if not isinstance(name, str) or not name.isidentifier():
         raise PromptError(f"chat_template_kwargs has {show(name)}, which is no name of a variable")
     if name in _OPTIONS_OF_THEIR_OWN:

@@ -30,16 +30,17 @@ MakeToolParser = Callable[[], TextParser]
 class OutputParser:
     """The parser of one continuation: a TextParser.
 
-    The thinking goes to `Delta.reasoning`, without white space around it. The rest goes to the tool parser, or to
-    `Delta.text`. Up to len(GAP) line breaks between the thinking and the rest are dropped.
+    The thinking goes to `Delta.reasoning`, without the white space around the thinking. Other text goes to the tool
+    parser, or to `Delta.text` if there is no tool parser. Up to len(GAP) line breaks between the thinking and the other
+    text are dropped.
 
     Args:
         chat_format: the format of the model.
         thinking: the state of the thinking where the prompt ends.
-        special: Marks that are special tokens of the vocabulary. Ordinary text cannot contain special tokens, so these
-            marks count anywhere. Other tags count only at the beginning of the answer.
-        ends_thinking: marks of calls that also end the thinking.
-        make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
+        special: Tags that are special tokens of the vocabulary. Ordinary text cannot contain special tokens, so these
+            tags count anywhere. Other tags count only at the beginning of the answer.
+        ends_thinking: marks that begin a call and thereby end the thinking.
+        make_tool_parser: makes the parser of the text after the thinking; None: all of this text is the answer.
 
     Attributes:
         has_reasoned: the continuation has a thinking part, even an empty one.
@@ -88,7 +89,7 @@ class OutputParser:
 
 
 def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """Joins the pieces of calls to whole calls, in the order of the calls' indexes."""
+    """Joins the pieces of calls into whole calls, sorted by the index of the call."""
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
         before = calls.get(delta.index)
@@ -108,11 +109,11 @@ class _Parts:
         self.tool_parser = tool_parser
         self._reasoning, self._text = "", ""
         self._calls: list[ToolCallDelta] = []
-        self._space = ""  # white space behind the thinking; added only if more thinking follows
-        self._has_thought = False  # some thinking besides white space has come
+        self._space = ""  # white space after the thinking; added only if more thinking follows
+        self._has_thought = False  # True: the thinking so far has more than white space
 
     def begin_reasoning(self) -> None:
-        """Begins a thinking part; a second one starts on a new line."""
+        """Begins a thinking part. A second part starts on a new line."""
         self.has_reasoned = True
         self._space = "\n" if self._has_thought else ""
 
@@ -147,7 +148,7 @@ class _Parts:
 
 
 class _Splitter(Protocol):
-    """The interface of a splitter, which separates thinking from other text and adds both to a _Parts."""
+    """The interface of a splitter. A splitter separates thinking from other text, and adds both to a _Parts."""
 
     def feed(self, text: str) -> None: ...
 
@@ -172,7 +173,7 @@ class _Tags:
 
     Args:
         anywhere: the tags count at any place, not only before the answer.
-        stops: other texts that end the thinking; they are part of the answer.
+        stops: other texts that end the thinking. Such a text is part of the answer.
     """
 
     def __init__(
@@ -204,7 +205,8 @@ class _Tags:
             self._parts.add_text(held)
 
     def _before(self) -> bool:
-        """Looks for a tag at the start of the text. Like every step, returns False if it needs more text."""
+        """Looks for a tag at the start of the text. Like every step, this method returns False if more text is
+        needed."""
         begun = self._held.lstrip()
         for tag in (self._start, self._end):
             if begun.startswith(tag):
@@ -222,7 +224,7 @@ class _Tags:
         self._gap = len(GAP)
 
     def _opened(self) -> bool:
-        """Skips a start tag. The prompt has opened the thinking already, but some models write the tag again."""
+        """Skips a second start tag. The prompt has the start tag already, but some models write the tag again."""
         begun = self._held.lstrip()
         if begun.startswith(self._start):
             self._held = begun[len(self._start) :]
@@ -275,7 +277,7 @@ class _Tags:
 
 _MARK = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
 _HEADER_BEGINS = (START, CHANNEL, CONSTRAIN, "to=", END)
-_MOST_HEADER = 512  # most characters of a header before its next mark; a longer text is no header
+_MOST_HEADER = 512  # maximum number of characters before the next mark of a header; a longer text is not a header
 _MOST_HELD = _MOST_HEADER + max(map(len, CHANNEL_MARKS))
 
 
@@ -290,7 +292,7 @@ class _Channels:
     def __init__(self, parts: _Parts, thinking: Thinking) -> None:
         self._parts = parts
         self._held = ""
-        self._header: str | None = ""  # the header of the next message so far; None: inside a message
+        self._header: str | None = ""  # the next message's header as received so far; None: inside a message
         self._add: Callable[[str], None] = parts.add_text
         self._is_call = False
         self._n_texts = 0  # number of messages of the answer so far
@@ -308,7 +310,7 @@ class _Channels:
         held, self._held = self._held, ""
         if self._header is None:
             self._add(held)
-        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # held text such as "to" was no header
+        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # held text such as "to" is no header
             self._parts.add_text(held)
 
     def _step(self) -> bool:
@@ -319,7 +321,7 @@ class _Channels:
         if may_be_header and found is None and len(self._held) < _MOST_HELD:
             return False
         if not may_be_header or found is None or found.start() > _MOST_HEADER:
-            self._begin(f"{CHANNEL}final")  # text without a header is the answer
+            self._begin(f"{CHANNEL}final")  # text without a header belongs to the answer
             return True
         before, mark = self._held[: found.start()], found[0]
         self._held = self._held[found.end() :]
@@ -327,7 +329,7 @@ class _Channels:
             self._begin(self._header + before)
         elif mark == START:
             self._header = START
-        elif mark in (END, RETURN, CALL):  # a header without a message
+        elif mark in (END, RETURN, CALL):  # the header has no message
             self._header = ""
         else:
             self._header += before + mark
@@ -346,7 +348,7 @@ class _Channels:
             if self._is_call and self._parts.tool_parser is not None:
                 self._add(mark)
             self._header = ""
-        elif mark in (START, CHANNEL):  # a message without an end
+        elif mark in (START, CHANNEL):  # the message has no end
             self._header = mark
         return True
 

@@ -1,8 +1,8 @@
-"""Scanner: generated text, piece by piece, for parsers that are written as generators.
+"""Scanner: gives generated text piece by piece to parsers that are written as generators.
 
-A parser reads as if all text were present, and yields where it needs more: `yield from scanner.accept("<tool_call>")`.
-Emitted text cannot be taken back. So a part that may still become a marker is held until its meaning is certain. As a
-result, the joined output does not depend on how the text was cut.
+A parser reads as if all text had come already, and yields where more text is needed: `yield from
+scanner.accept("<tool_call>")`. Emitted text cannot be taken back. So text that may be the start of a marker is held
+until its meaning is certain. As a result, the joined output does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SPACES = re.compile(r"\s*")
 
 
 class Scanner:
-    """Text that is read once, in order, with a mark to go back to.
+    """Text that is read once, in order. A parser may set a mark, and later go back to this mark.
 
     Attributes:
         ended: no more text comes.
         at: position of the next character in `buffer`.
-        buffer: text that is still needed: from the mark on, or, without a mark, from the next character on.
+        buffer: text that is still needed. The buffer starts at the mark; if no mark is set, at the next character.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Scanner:
         self._mark = None
 
     def back(self, length: int) -> None:
-        """Goes to the position `length` characters behind the mark, and forgets the mark."""
+        """Goes back to the position `length` characters after the mark, and forgets the mark."""
         assert self._mark is not None
         self.at, self._mark = self._mark + length, None
 
     @property
     def rest(self) -> str:
-        """The text that has come and is not read yet."""
+        """The part of the received text that has not been read."""
         return self.buffer[self.at :]
 
     def more(self) -> Reading[bool]:
@@ -78,7 +78,8 @@ class Scanner:
         return self.buffer[self.at]
 
     def accept(self, *texts: str) -> Reading[str]:
-        """Reads the longest of these texts that comes next, and returns it; "": none of them comes."""
+        """Reads one of these texts if it comes next: the longest that fits. Returns the text; "" if none of them comes
+        next."""
         longest_first = sorted(texts, key=len, reverse=True)
         while True:
             if not any(len(text) > len(self.buffer) - self.at and text.startswith(self.rest) for text in texts):
@@ -102,7 +103,7 @@ class Scanner:
                 return read
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], object]) -> Reading[str]:
-        """Emits text up to the first marker, then reads the marker and returns it; "": the text has no marker."""
+        """Emits text up to the first marker. Reads and returns the marker; returns "" if the text has no marker."""
         while True:
             first, marker = self._find(markers, self.at)
             held = self._held(markers)
@@ -116,7 +117,8 @@ class Scanner:
                 return ""
 
     def text_until(self, markers: tuple[str, ...], most: int) -> Reading[tuple[str, str]]:
-        """Reads up to the first marker; returns text and marker, or "", "" if no marker is within `most` characters."""
+        """Reads up to the first marker. Returns (text, marker), or ("", "") if no marker comes within `most`
+        characters."""
         longest = max(map(len, markers))
         while True:
             first, marker = self._find(markers, self.at)
@@ -128,7 +130,7 @@ class Scanner:
                 return "", ""
 
     def _find(self, markers: tuple[str, ...], start: int) -> tuple[int, str]:
-        """Returns the position of the first marker, and the marker; "": there is none."""
+        """Returns the position of the first marker, and the marker. The marker is "" if the text has none."""
         places = [(at, marker) for marker in markers if (at := self.buffer.find(marker, start)) >= 0]
         return min(places, default=(-1, ""))
 
@@ -138,7 +140,8 @@ class Scanner:
             self.at = end
 
     def _held(self, markers: tuple[str, ...]) -> int:
-        """Returns the first position from which the text may still become a marker, or the end of the text."""
+        """Returns the start of the text to hold back, because it may become a marker. Returns the end of the text if
+        there is no such text."""
         longest = max(map(len, markers))
         for start in range(max(self.at, len(self.buffer) - longest + 1), len(self.buffer)):
             tail = self.buffer[start:]
@@ -157,7 +160,7 @@ _MOST_DEPTH = 100
 class JsonScan:
     """A scanner that follows one JSON value, piece by piece, and finds its end.
 
-    JSON forbids control characters within strings, but models write them. `read` returns escapes instead.
+    JSON forbids control characters within strings, but models write such characters. `read` returns escapes instead.
     """
 
     def __init__(self) -> None:
@@ -174,11 +177,12 @@ class JsonScan:
 
     @property
     def bad(self) -> bool:
-        """True if the text is no JSON."""
+        """True if the text is not JSON."""
         return self._state == _BAD
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Reads on from position `at`. Returns the end of the part that belongs to the value, and the part itself."""
+        """Reads the next part of the value, from position `at` of a text. Returns the position after this part, and the
+        part."""
         made: list[str] = []
         while at < len(text) and self._state not in (_DONE, _BAD):
             if self._state == _STRING:
@@ -202,7 +206,7 @@ class JsonScan:
         return at, "".join(made)
 
     def end(self) -> None:
-        """Ends the text. A number, true, false or null outside of lists and objects may be complete only now."""
+        """Ends the text. This may complete a number, true, false or null that is outside of lists and objects."""
         if self._state == _SCALAR and not self._closers:
             self._state = _DONE if _SCALARS.fullmatch(self._scalar) else _BAD
 

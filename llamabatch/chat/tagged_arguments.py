@@ -1,4 +1,4 @@
-"""Makes the grammar rules of arguments between tags: their names, their order, and their number."""
+"""Makes the grammar rules for arguments between tags: the names, the order and the number of the arguments."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llamabatch.request.json_schema import referred
 from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quoted
 from llamabatch.utils.checks import show
 
-NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # name of an argument that the schema does not name
-_MOST_FORMS = 64  # most forms of one schema
-_MOST_COUNTS = 4096  # most rules that count the arguments of one form
-_DEEPEST = 64  # most levels of schemas within schemas
+NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # matches names of arguments that are not in the schema
+_MOST_FORMS = 64  # maximum number of forms of one schema
+_MOST_COUNTS = 4096  # maximum number of rules that count the arguments of one form
+_DEEPEST = 64  # maximum depth of schemas within schemas
 
 
 @dataclass(frozen=True)
 class Tags:
-    """The texts before the name of an argument, before its value, and behind its value."""
+    """The texts around an argument: `key` before the name, `value` before the value, and `end` after the value."""
 
     key: str
     value: str
@@ -37,9 +37,9 @@ class Form:
 
     Attributes:
         named: schemas of arguments by name, in the order in which the arguments come.
-        is_listed: a name outside of `named` is allowed only by `patterns` or `other`.
-        patterns: schemas of other arguments, by a regular expression that is found in the name.
-        other: the schema of all remaining arguments; None: the schema does not mention them.
+        is_listed: True: a name outside of `named` is allowed only if `patterns` or `other` allows the name.
+        patterns: schemas of other arguments, by a regular expression that must match a part of the name.
+        other: the schema of all remaining arguments; None: the schema does not mention other arguments.
         least, most: bounds of the number of arguments; None: no bound.
     """
 
@@ -61,7 +61,7 @@ class Forms:
     """The forms of the arguments of a function.
 
     Args:
-        about: the owner of the schema, for messages.
+        about: the owner of the schema, for error messages.
         root: the whole schema.
         budget: the budget of the request.
     """
@@ -102,7 +102,7 @@ class Forms:
         return found
 
     def _own(self, schema: Mapping[str, Any]) -> Form:
-        """Returns the form of a schema's own keywords, without $ref, allOf, anyOf and oneOf."""
+        """Returns the form of a schema's own keywords. Ignores $ref, allOf, anyOf and oneOf."""
         named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
         required = schema.get("required", ())
         if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
@@ -156,7 +156,8 @@ class Forms:
         )
 
     def _check_apart(self, each: Sequence[Sequence[Form]]) -> None:
-        """Raises SamplingError if the same arguments may fit two schemas of a oneOf. `each`: the forms by schema."""
+        """Raises SamplingError if the same arguments may fit two schemas of a oneOf. `each`: the forms of each
+        schema."""
         for some, others in itertools.combinations(each, 2):
             if not all(self._are_apart(one, other) for one in some for other in others):
                 raise refused(
@@ -200,7 +201,7 @@ def arguments(
     check: Callable[[Sequence[str]], None],
     budget: Budget,
 ) -> str:
-    """Adds the rules of all arguments of a function. Returns the expression that uses the rules.
+    """Adds the rules for all arguments of a function. Returns the expression that uses these rules.
 
     Args:
         number: part of the rules' names; no other function has this number.
@@ -209,8 +210,8 @@ def arguments(
         budget: the budget of the request.
 
     Raises:
-        SamplingError: no arguments fit the schema, or a notation with tags cannot express it. The message names the
-            part at fault.
+        SamplingError: no arguments fit the schema, or a notation with tags cannot express the schema. The message names
+            the part at fault.
     """
     about = f"{PARAMETERS} of {show(function)}"
     forms = [closed(form) for form in Forms(about, root, budget).of(root)]
@@ -233,7 +234,7 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns the form with each required name in `named`. `other` becomes True or False if it was None."""
+    """Returns the form with all required names added to `named`. If `other` is None, it becomes True or False."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -243,10 +244,10 @@ class _Arguments:
     """A writer of the rules of one form.
 
     Args:
-        names: all names of all forms. An argument that the schema does not name cannot have one of these names.
+        names: all names of all forms. Arguments that are not named in the schema cannot have one of these names.
 
     Attributes:
-        impossible: the name of a required argument that no value fits; None: no such argument was found.
+        impossible: the name of a required argument without a possible value; None: no such argument was found.
     """
 
     def __init__(self, rules: Rules, tags: Tags, place: str, about: str, values: Values, names: Iterable[str]) -> None:
@@ -259,7 +260,7 @@ class _Arguments:
         self.impossible: str | None = None
 
     def of(self, form: Form) -> str | None:
-        """Adds the rules of a form. Returns the expression that uses the rules; None: no arguments fit the form."""
+        """Adds the rules for a form. Returns the expression that uses these rules; None: no arguments fit the form."""
         items: list[tuple[str, bool]] = []
         for k, (name, schema) in enumerate(form.named.items()):
             start = quoted(self._tags.key + name + self._tags.value)
@@ -283,7 +284,8 @@ class _Arguments:
         return self._counted(items, free, max(0, least), most)
 
     def _free(self, form: Form) -> Iterator[str]:
-        """Yields rules of arguments that the schema does not name: one for each pattern, then one for other names."""
+        """Yields rules of arguments that are not named in the schema: one for each pattern, then one for other
+        names."""
         patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
         if len(patterns) * sum(map(len, patterns.values())) > MAX_CHARS:
             raise refused(self._about, f"have {len(patterns)} patternProperties, which are too many")
@@ -303,7 +305,8 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules that count: for each argument, one rule per number of optional arguments before it."""
+        """Adds rules that count the optional arguments. Each argument has one rule for each number of optional
+        arguments before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

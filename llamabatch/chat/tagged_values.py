@@ -1,7 +1,7 @@
 """Makes the grammar rules of a value between tags.
 
-A string is written between the tags as it is, so its schema becomes one regular expression. This expression also
-matches null, true, false and numbers. Lists and objects are JSON.
+A string is written between the tags without quotes and escapes, so the schema of a string becomes one regular
+expression. This expression also matches null, true, false and numbers. Lists and objects are written as JSON.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LARK = "x-lark"
 strings as they are. JSON writes strings with escapes, which the grammar does not describe."""
 
 _NO_NAME = "\0"  # a name that no argument has
-_DEEPEST = 64  # most $refs in a chain
+_DEEPEST = 64  # maximum length of a chain of $refs
 _SPACE = r"[\s\x1c-\x1f]*"  # white space that the readers strip
-# Texts that look like JSON of a type. If the type is allowed, a reader does not read these texts as strings.
+# Texts that look like JSON of a type. If a schema allows the type, a reader does not read these texts as strings.
 _WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _LOOKS = {
     "null": "null",
@@ -53,7 +53,7 @@ _LOOKS = {
 _BEGINS = {"number": "[0-9-]", "integer": "[0-9-]", "array": r"\[", "object": r"\{"}
 _NUMBERS = frozenset(("number", "integer"))
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-_SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # numbers that no schema lists
+_SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # two numbers that are surely not in any schema
 
 
 class Values:
@@ -61,7 +61,7 @@ class Values:
 
     Args:
         rules: the grammar to add rules to.
-        end: text behind each value.
+        end: the text after each value.
         root: the schema of all arguments, as far as a grammar can express it.
         budget: the budget of the request.
     """
@@ -75,14 +75,14 @@ class Values:
         self._root = root
 
     def rule(self, place: str, name: str, start: str, schema: object) -> str | None:
-        """Adds the rules of an argument. Returns the expression that uses the rules; None: no value fits the schema.
+        """Adds the rules for an argument. Returns the expression that uses these rules; None: no value fits the schema.
 
-        One terminal matches strings and _Words, together with the text around them. If neither fits the schema, the
-        terminal is left out.
+        Strings and _Words share one terminal, which includes the texts before and after the value. There is no such
+        terminal if the schema allows neither strings nor words.
 
         Args:
             place: suffix of the rules' names; no other argument has this suffix.
-            name: name of the argument; "": any name that the schema does not mention.
+            name: name of the argument; "": any name that is not in the schema.
             start: the text before the value, as an expression of a terminal.
         """
         about = f"argument {show(name)}" if name else "an argument"
@@ -108,17 +108,17 @@ class Values:
         return f"{start} ({text} | {self._json(place, schema, nested)})"
 
     def _read_as(self, name: str) -> frozenset[str]:
-        """Returns the types that a reader may give to the value of an argument."""
+        """Returns the possible types of an argument's value. A reader converts the value to one of these types."""
         return self._types_of(of_argument(self._root, name or _NO_NAME))
 
     def _json(self, place: str, schema: object, types: frozenset[str]) -> str:
-        """Adds a rule for the values of these types, as JSON."""
+        """Adds a rule for the values of these types, written as JSON."""
         whole = schema if types >= self._types_of(schema) else {"allOf": [schema, {"type": sorted(types)}]}
         made = json.dumps({**self._with_definitions(whole), "x-guidance": GUIDANCE})
         return f"{self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}"
 
     def _with_definitions(self, schema: object) -> dict[str, Any]:
-        """Returns the schema with $defs of its own, which contain copies of all schemas that it refers to."""
+        """Returns the schema with its own $defs: copies of all schemas that its references point to."""
         names: dict[str, str] = {}
 
         def renamed(part: Any) -> Any:
@@ -156,12 +156,12 @@ def _target(reference: str, root: object, about: str) -> object:
 
 
 class _Words:
-    """The words of JSON that a schema allows: null, true, false and numbers.
+    """The allowed JSON words of a schema: null, true, false and numbers.
 
-    Between tags, words and strings are written alike. So one terminal must match both.
+    Between tags, nothing distinguishes a word from a string. So one terminal must match both.
 
     Attributes:
-        is_bounded: the schema restricts numbers by bounds or by oneOf. Then no word is a number.
+        is_bounded: the schema restricts numbers by bounds or by oneOf. In this case, numbers are not among the words.
     """
 
     def __init__(
@@ -172,11 +172,12 @@ class _Words:
         self._types_of = types_of
         self._schema = schema
         self._root = root
-        self._numbers: dict[int | float, None] = {}  # numbers that the schema lists
+        self._numbers: dict[int | float, None] = {}  # numbers listed in the schema
         self._look(schema, set())
 
     def expressions(self) -> list[str]:
-        """Returns the words that the schema allows, as expressions of a terminal; without numbers if `is_bounded`."""
+        """Returns the allowed words of the schema, as expressions of a terminal. Numbers are left out if
+        `is_bounded`."""
         words = [value for value in (None, True, False) if self._fits(self._schema, value)]
         found = [quoted(json.dumps(value)) for value in words]
         if self.is_bounded:
@@ -188,7 +189,8 @@ class _Words:
         return found + [quoted(json.dumps(each)) for each in self._numbers if self._fits(self._schema, each)]
 
     def _look(self, schema: object, seen: set[str]) -> None:
-        """Collects the numbers and bounds of a schema, and of the schemas in its allOf, anyOf, oneOf and $ref."""
+        """Collects the numbers listed in a schema, and looks for bounds. Also reads the schema's allOf, anyOf, oneOf
+        and $ref."""
         if not isinstance(schema, Mapping):
             return
         self._spend(1)
@@ -230,12 +232,12 @@ def _same(one: object, other: object) -> bool:
 
 
 class Texts:
-    """The strings that a schema allows, as expressions of a terminal.
+    """A converter of a schema's strings to expressions. A terminal of the grammar can use these expressions.
 
     Args:
-        about: the argument, for messages.
-        closing: text at which a reader ends a value.
-        read_as: types that a reader may give to the value.
+        about: the argument, as messages name it.
+        closing: the text after each value. A reader of the call stops at this text.
+        read_as: possible types of the value. A reader converts the text to one of these types.
     """
 
     def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str], budget: Budget) -> None:
@@ -246,12 +248,13 @@ class Texts:
         self._read_as = read_as
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
-        """Returns an expression of the texts that match `content` and that a reader returns unchanged, as strings.
+        """Returns an expression for texts that match `content`. It leaves out texts that a reader would not return
+        unchanged as strings.
 
         Args:
-            as_any: also allow texts that a reader reads as JSON.
-            apart_from: types that have a terminal of their own. Texts that begin like a value of these types are left
-                out, because the first character must decide between the terminals.
+            as_any: True: texts that a reader reads as JSON are also allowed.
+            apart_from: types that have a terminal of their own. Texts that begin like a value of such a type are left
+                out, because the first character must show which terminal follows.
         """
         never = [containing(self._closing)]
         if self._read_as != STRING and not as_any:
@@ -261,7 +264,7 @@ class Texts:
         return f"({content}) & ~({' | '.join(never)})"
 
     def of(self, schema: object, references: tuple[str, ...] = ()) -> str | None:
-        """Returns an expression of the strings that fit a schema; None: none fits."""
+        """Returns an expression for the strings that fit a schema; None: no string fits."""
         self._budget.spend(self._about)
         if len(references) > _DEEPEST:
             raise refused(self._about, f"has a chain of more than {_DEEPEST} $refs")
@@ -329,6 +332,6 @@ def _any_of(terms: Sequence[str | None]) -> str | None:
 
 
 def _alone(terms: Sequence[str], n: int) -> str:
-    """Returns an expression of the texts that match the nth term and none of the other terms."""
+    """Returns an expression for the texts that match term `n` and no other term."""
     others = [f"({term})" for k, term in enumerate(terms) if k != n]
     return f"({terms[n]}) & ~({' | '.join(others)})" if others else terms[n]

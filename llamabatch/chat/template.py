@@ -1,10 +1,11 @@
-"""Runs chat templates within bounds: in jinja2's sandbox, with a budget that pays for every step and every byte.
+"""Runs chat templates within limits: in jinja2's sandbox, with a budget. Every step and every byte costs a part of it.
 
 A template is a program from a model's file. jinja2's sandbox limits access, but neither time nor memory: three nested
-loops run forever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template pays
-before it acts: for entering a block (every loop and every macro enters blocks), for the operands of operators, for the
-input of filters, tests and methods, and for the output that they can make of the input. An operation without a price
-is refused. The same input costs the same on every machine, so a template fits its budget on all machines or on none.
+loops run forever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template pays from
+the budget before each action. It pays for entering a block (every loop and every macro enters blocks), for the operands
+of operators, for the input of filters, tests and methods, and for the output that these can make of the input. An
+operation without a price is refused. The same input costs the same on every machine, so a template fits its budget on
+all machines or on none.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ from llamabatch.chat.template_prices import (
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import show
 
-# Most characters of a template; more take seconds to compile. The longest known template has 40 KB.
+# Maximum number of characters in a template, because a longer template takes seconds to compile. The longest known
+# template has 40 KB.
 MAX_SOURCE = 256 * 2**10
-# Units of work for one rendering. A unit is the time of writing a byte: some nanoseconds.
+# Units of work for one rendering. A unit is the time that it takes to write a byte: some nanoseconds.
 BUDGET = 128 * 2**20
-# Units added to BUDGET for each byte of a conversation. A template may read the whole conversation for each message.
+# Units added to BUDGET for each byte of a conversation, because a template may read the whole conversation for each
+# message.
 PER_BYTE = 2048
 MAX_BUDGET = 2**31
-MAX_BITS = 2**14  # most bits of a whole number
+MAX_BITS = 2**14  # maximum number of bits of a whole number
 _CALL, _ITEM = 256, 64
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
-_CHANGES = ("append", "pop")  # methods allowed on lists that the template itself has made, as in Kimi-K2's template
+_CHANGES = ("append", "pop")  # a template may call these on lists that it has made, as Kimi-K2's template does
 
-# Filters that templates cannot use. No chat template needs them, and their cost is unknown before they run.
+# Filters that templates cannot use. No chat template needs these filters, and their cost is not known before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
@@ -99,9 +102,9 @@ class BoundedTemplate:
 
     Args:
         source: jinja2, as Hugging Face's transformers read it.
-        written: For the rows of a table: returns the text of a value, or None for a value without a text. Rendering
-            fails if the template writes such a value or a missing variable. Without `written`, as for chats, a missing
-            variable is written as "", and any value as Python writes it.
+        written: A function for the rows of a table. The function returns the text of a value, or None for a value
+            without a text. Rendering fails if the template writes such a value or a missing variable. Without
+            `written`, as for chats, a missing variable is written as "", and any value as Python writes it.
 
     Attributes:
         variables: names that the template reads.
@@ -148,7 +151,7 @@ def describe(error: BaseException) -> str:
 
 
 def _lists(value: Any) -> Iterator[int]:
-    """Yields id() of each list in a value. The caller bounds the size of the value first, with `weight`."""
+    """Yields id() of each list in a value. The caller must check the size of the value with `weight` first."""
     left = [value]
     while left:
         item = left.pop()
@@ -161,8 +164,8 @@ def _lists(value: Any) -> Iterator[int]:
 
 
 class _Items:
-    """An iterator that pays for each item of a filter such as `map`. Python frees a long chain of _Items without
-    recursion, but a chain of generators would need the stack."""
+    """An iterator that pays for each item of a filter such as `map`. This is a class and not a generator, because
+    Python frees a long chain of generators recursively, which needs stack."""
 
     __slots__ = ("_items", "_spend")
 
@@ -178,8 +181,8 @@ class _Items:
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}` of transformers, which marks the assistant's text for training. Here its content is
-    written unchanged, in a scope of its own."""
+    """The tag `{% generation %}` of transformers, which marks the assistant's text for training. Here, the content of
+    the tag is written unchanged, in its own scope."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -196,8 +199,8 @@ class _Missing(jinja2.Undefined):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py),
-    tojson included. This class adds the prices."""
+    """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py), with
+    its tojson. This class adds the prices."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -205,7 +208,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self, written: Written | None = None) -> None:
         self._of_thread = threading.local()
 
-        @pass_context  # keeps jinja2 from computing constants while it compiles
+        @pass_context  # stops jinja2 from computing constants while it compiles
         def finalize(context: Context, value: Any) -> Any:
             if written is not None and not isinstance(value, jinja2.Undefined):
                 text = written(value)
@@ -235,7 +238,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def handle_exception(self, source: str | None = None) -> NoReturn:
         """Raises the exception of a template as it is.
 
-        jinja2 would put lines of the template into the traceback, in a cycle that keeps the template's values alive.
+        jinja2 would put lines of the template into the traceback. The traceback would then form a cycle, and keep the
+        template's values alive.
         """
         raise  # a variable for the exception would also make a cycle
 
@@ -246,7 +250,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def metered(self, meter: Meter) -> _Metered:
-        """Returns a context manager for a `with` block in which this thread pays from `meter`."""
+        """Returns a context manager. Inside its `with` block, this thread pays from `meter`."""
         return _Metered(self._of_thread, meter)
 
     @property
@@ -254,7 +258,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return max(0, int(self._of_thread.meter.left))
 
     def spend(self, units: int) -> None:
-        """Takes units from the meter of this thread. Raises as Meter.look."""
+        """Takes units from the meter of this thread. Errors are as in Meter.look."""
         meter = self._of_thread.meter
         meter.left -= units
         if meter.left < meter.next_look:
@@ -266,7 +270,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return True
 
     def light(self, value: Any, factor: int = 4) -> Any:
-        """Pays for an operation that copies, compares or writes all of a value; returns the value."""
+        """Pays for an operation that copies, compares or writes all of a value. Returns the value."""
         kind = type(value)
         if kind is str:
             self.spend(len(value) if value.isascii() else 4 * len(value))
@@ -275,7 +279,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def holder(self, value: Any) -> Any:
-        """Pays for the right side of `in`; returns the value. A mapping costs nothing, since finding a key is quick."""
+        """Pays for the right side of `in`. Returns the value. A mapping costs nothing, because a key is found
+        quickly."""
         if isinstance(value, Mapping):
             return value
         return self.light(list(value) if isinstance(value, _Items) else value)
@@ -299,7 +304,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return text
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        self.spend(_CALL)  # filters look up long paths of attributes with getitem, and each failure takes microseconds
+        self.spend(_CALL)  # filters look up long attribute paths with getitem, and a failure takes microseconds
         if type(argument) is tuple:  # to hash a tuple, Python reads all of its items
             self.light(argument)
         return super().getitem(obj, argument)
@@ -357,12 +362,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
     def _now(self, form: str) -> str:
-        self.spend(256 * len(form))  # one character of the form may become 256 bytes of text
+        self.spend(256 * len(form))  # one character of the format may become 256 bytes of text
         return datetime.now().strftime(form)
 
 
 class _Metered:
-    """A `with` block that sets the meter of a thread. A rendering inside another rendering pays from its own meter."""
+    """A context manager that sets the meter of a thread. A rendering inside another rendering pays from its own
+    meter."""
 
     def __init__(self, of_thread: threading.local, meter: Meter) -> None:
         self._of_thread, self._meter = of_thread, meter
@@ -376,7 +382,7 @@ class _Metered:
 
 
 class _Formatter(SandboxedFormatter):
-    """A str.format in which each field pays for its width and its value."""
+    """A str.format that takes the price of each field's width and value from the budget."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         environment: Any = self._env

@@ -1,4 +1,4 @@
-"""Generates the code of compiled chat templates: jinja2's code, with payments for blocks and operands."""
+"""Generates the code of compiled chat templates: jinja2's code, with added payments for blocks and operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 
-_STEP, _NODE = 128, 48  # units of a block, and of each node in the block
+_STEP, _NODE = 128, 48  # prices in units: a block, and each node in the block
 
 
 class Generator(CodeGenerator):
@@ -16,7 +16,7 @@ class Generator(CodeGenerator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._wrapped: dict[int, str] = {}  # id of an expression -> the text that opens the call around it
+        self._wrapped: dict[int, str] = {}  # id of an expression -> start of the call that wraps the expression
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         opening = self._wrapped.pop(id(node), None)
@@ -33,7 +33,7 @@ class Generator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        if node.test is not None:  # the test also runs for items that never reach the body
+        if node.test is not None:  # the test also runs for dropped items
             self._wrapped[id(node.test)] = f"(environment.tick({_price([node.test])}) and "
         super().visit_For(node, frame)
 
@@ -84,12 +84,12 @@ class Generator(CodeGenerator):
         is_constant = isinstance(node, nodes.Const) or (
             isinstance(node, (nodes.List, nodes.Tuple)) and all(isinstance(item, nodes.Const) for item in node.items)
         )
-        if not is_constant:  # the price of a block covers the length of its constants
+        if not is_constant:  # the price of the block covers the length of its constants
             self._wrapped[id(node)] = f"environment.{by}("
 
 
 def _price(body: list[nodes.Node]) -> int:
-    """Returns the units for running these nodes once. Blocks inside these nodes pay for themselves."""
+    """Returns the price of running these nodes once, in units. Blocks inside these nodes pay for themselves."""
     price, left = _STEP, list(body)
     while left:
         node = left.pop()

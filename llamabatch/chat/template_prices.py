@@ -1,4 +1,4 @@
-"""Prices of the operations of a chat template: methods, formats, filters, and the sizes of their values.
+"""Prices for the operations of a chat template (methods, formats, filters), and the sizes of values.
 
 A price covers the input of an operation, and the output that the operation can make of the input.
 """
@@ -14,21 +14,21 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-MAX_DEPTH = 100  # most levels of lists in lists
-MAX_VALUE = 2**27  # most bytes of a value that an operation reads as a whole
-LETTER = 84  # units for each letter of a text that becomes a list: most letters become objects of their own
+MAX_DEPTH = 100  # maximum depth of lists in lists
+MAX_VALUE = 2**27  # maximum size in bytes of a value that an operation reads as a whole
+LETTER = 84  # units for each letter of a text that becomes a list: most letters become separate objects
 _HELD = 64
 
 
 class TemplateLimit(Exception):
-    """The error of a template that needs more than it may use."""
+    """The error of a template that exceeds its budget or another limit."""
 
 
 def weight(value: Any, most: int) -> int:
-    """Returns the approximate bytes of a value with all items in it; each item counts as often as it occurs.
+    """Returns the approximate size in bytes of a value with all its items. Each item counts as often as it occurs.
 
     Raises:
-        TemplateLimit: the value weighs more than `most`, or its lists nest deeper than MAX_DEPTH.
+        TemplateLimit: the value has more than `most` bytes, or lists in the value nest deeper than MAX_DEPTH.
     """
     total, level, depth = 0, [value], 0
     while level:
@@ -68,7 +68,7 @@ def weight(value: Any, most: int) -> int:
 
 
 def shallow(value: Any) -> int:
-    """Returns the approximate bytes of a copy of the value, without its items."""
+    """Returns the approximate size in bytes of a shallow copy of the value."""
     if isinstance(value, str):
         size = len(value) if value.isascii() else 4 * len(value)
         return 6 * size if isinstance(value, Markup) else size  # text that is added to Markup is escaped
@@ -80,7 +80,7 @@ def shallow(value: Any) -> int:
 
 
 def widths(form: str) -> int:
-    """Returns the sum of all numbers in a format, as an upper bound of its widths."""
+    """Returns the sum of all numbers in a format. This is an upper bound for the sum of the widths."""
     found = re.findall(r"\d+", form)
     if any(len(number) > 9 for number in found):
         raise TemplateLimit(f"a format has a width of {max(map(len, found))} digits")
@@ -113,7 +113,7 @@ def _split(text: Any, values: tuple[Any, ...]) -> int:
 def _replace(text: Any, values: tuple[Any, ...]) -> int:
     if len(values) < 2 or not isinstance(values[0], str) or not isinstance(values[1], str):
         return 0  # Python refuses the call
-    n_found = text.count(values[0])  # an empty text is found between all characters
+    n_found = text.count(values[0])  # if values[0] is empty, it is found between all characters
     return _search(text, values) + int(n_found) * max(shallow(values[1]), 8) * (4 if not text.isascii() else 1)
 
 
@@ -188,7 +188,7 @@ def price_of_method(owner: Any, name: str, values: tuple[Any, ...]) -> int:
 
 
 def growth(name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
-    """Returns the units for the part of a filter's output that depends on the filter's parameters."""
+    """Returns the price of a filter's output, as far as the output depends on the parameters of the filter."""
     value, parameters = values[0], (*values[1:], *kwargs.values())
     text = value if isinstance(value, str) else ""
     numbers = 4 * _integers(parameters)

@@ -56,13 +56,13 @@ def of_format(name: str) -> str:
 
 
 def containing(text: str) -> str:
-    """Returns an expression that matches the texts that contain `text`."""
+    """Returns an expression that matches any text with `text` in it."""
     escaped = re.escape(text).replace("\\ ", " ").replace("\\<", "<").replace("\\>", ">")
     return f"/(?s:.*){slashed(escaped)}(?s:.*)/"
 
 
 def found_in_text(pattern: str) -> str:
-    """Returns an expression that matches the texts in which a pattern of a JSON schema is found."""
+    """Returns an expression that matches any text with a match of a JSON schema's pattern in it."""
     return " | ".join(_branches(pattern))
 
 
@@ -88,7 +88,7 @@ def _of_lark(pattern: str) -> str:
     return slashed(re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL))
 
 
-_DEEPEST = 8  # most nested groups around a whole pattern
+_DEEPEST = 8  # maximum number of nested groups around a whole pattern
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9a-zA-Z_]", "W": "[^0-9a-zA-Z_]"}
 _ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$$")
 # A piece of a regular expression is an escape, a class with its escapes, or any other character.
@@ -96,7 +96,7 @@ _PIECE = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def _alternatives(pattern: str) -> list[str] | None:
-    """Splits a pattern at the bars outside of groups; None: its parentheses do not match."""
+    """Splits a pattern at the bars (|) outside of groups. Returns None if the parentheses do not match."""
     found, depth, start = [], 0, 0
     for piece in _PIECE.finditer(pattern):
         depth += (piece[0] == "(") - (piece[0] == ")")
@@ -109,7 +109,7 @@ def _alternatives(pattern: str) -> list[str] | None:
 
 
 def _is_group(regex: str) -> bool:
-    """Returns True if the whole expression is one group, without an operator behind the group."""
+    """Returns True if the whole expression is one group, without an operator after the group."""
     depth = 0
     for piece in _PIECE.finditer(regex):
         depth += (piece[0] == "(") - (piece[0] == ")")

@@ -1,6 +1,6 @@
-"""ToolFormat: the notation in which a family of models calls tools, found from its chat template.
+"""ToolFormat: the notation in which a family of models calls tools. The chat template identifies the family.
 
-A row of FORMATS contains the reader of the notation, and the notation as data. From the data, tool_grammar.py makes the
+A row of FORMATS contains the reader of the notation, and the notation as data. tool_grammar.py turns the data into the
 grammar that forces a model to write valid calls (tool_choice="required").
 """
 
@@ -23,9 +23,9 @@ class JsonNotation:
     """The notation of calls with arguments as JSON.
 
     Attributes:
-        head, middle, tail: texts before the name, between the name and the arguments, and behind the arguments.
-        before, between, after: texts before all calls, between two calls, and behind all calls. If `between` is None,
-            an answer has at most one call.
+        head, middle, tail: texts before the name, between the name and the arguments, and after the arguments.
+        before, between, after: texts before all calls, between two calls, and after all calls. If `between` is None, an
+            answer has at most one call.
         only_if_several: `before` and `after` are written only if there are several calls.
         quoted: the name is a JSON string.
     """
@@ -45,8 +45,8 @@ class TaggedNotation:
     """The notation of calls with each argument between tags.
 
     Attributes:
-        head, middle, tail: texts before the name, behind the name, and behind the arguments.
-        key, value, end: texts before the name of an argument, before its value, and behind its value.
+        head, middle, tail: texts before the name of the function, after this name, and after the arguments.
+        key, value, end: texts before the name of an argument, before the value, and after the value.
         between: text between two calls.
     """
 
@@ -61,18 +61,19 @@ class TaggedNotation:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The way in which a family of models writes tool calls.
+    """The format of tool calls in one family of models.
 
     Attributes:
         name: name of the family.
-        signs: texts that identify the family: its chat templates contain all of them.
+        signs: texts that identify the family. Each chat template of the family contains all of these texts.
         reader: the reader of the family's calls.
         notation: the notation that the grammar allows; the reader also accepts variants.
         marks: texts of the notation that may be special tokens of a vocabulary.
-        ends_thinking: marks of calls that also end an unclosed thinking part.
-        thought: beginning and end of a thinking part before the calls, if the grammar has to allow this part.
+        ends_thinking: marks that begin a call and thereby end an unclosed thinking part.
+        thought: the tags around a thinking part before the calls, if the grammar must allow such a part.
         answer: text that begins an answer without calls, for families with `thought`.
-        id_letters: number of letters and digits in a call's id; 0: 24 behind "call_", as in OpenAI's ids.
+        id_letters: number of letters and digits in a call's id; 0: "call_" and 24 letters and digits, as in OpenAI's
+            ids.
     """
 
     name: str
@@ -214,7 +215,7 @@ GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE)
 
 
 def written(tool_format: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Returns the text of calls, each a name and arguments, in the notation of the family."""
+    """Returns the text of calls in the notation of the family. A call is given as name and arguments."""
     notation = tool_format.notation
     if isinstance(notation, TaggedNotation):
         return notation.between.join(_written_tags(notation, name, arguments) for name, arguments in calls)
@@ -234,7 +235,7 @@ def _written_tags(notation: TaggedNotation, name: str, arguments: Mapping[str, A
 
 
 def _as_text(value: object) -> str:
-    """Returns a value as the notations with tags write it."""
+    """Returns the text of a value in a notation with tags."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -247,12 +248,13 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int], continuation: int, index: int) -> str:
-    """Returns the id of a call, made from all inputs that decide its text. A retry or a resumed job gets the same id.
+    """Returns the id of a call. The id is made from all inputs that decide the text of the call, so a retry or a
+    resumed job gets the same id.
 
     Args:
         seed: the seed of the request.
-        continuation: number of the continuation of the prompt.
-        index: number of the call in the continuation.
+        continuation: position among the continuations of the prompt (from 0).
+        index: position among the calls of the continuation (from 0).
     """
     digest = hashlib.blake2b(struct.pack("<QII", seed & (2**64 - 1), continuation, index), digest_size=24)
     digest.update(b"".join(struct.pack("<i", token_id) for token_id in prompt_token_ids))

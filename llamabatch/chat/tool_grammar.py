@@ -1,6 +1,7 @@
 """Makes the grammar of a family's tool calls from the schemas of the tools.
 
-There are three grammars: required calls, free text with calls, and either calls or an answer with a given structure.
+There are three grammars: one for required calls, one for free text with calls, and one for either calls or an answer
+with a given structure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules
 from llamabatch.request.tool_calls import ToolCall
 from llamabatch.utils.checks import show
 
-_PLAIN = re.compile("[a-zA-Z0-9_-]{1,64}")  # names that every family can read
+_PLAIN = re.compile("[a-zA-Z0-9_-]{1,64}")  # matches names that every family can read
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -31,9 +32,9 @@ class CallGrammar(NamedTuple):
     """A grammar of tool calls in Lark's notation.
 
     Attributes:
-        left_out: the parts that the grammar does not enforce, such as "format 'password'", and the functions that no
-            call can name, such as "function 'f'". "grammar 'f.input'" means the Lark grammar of an argument. JSON
-            notations cannot enforce a Lark grammar, because strings in JSON have escapes.
+        left_out: the parts of schemas that the grammar does not enforce, such as "format 'password'", and the functions
+            that are left out, such as "function 'f'". "grammar 'f.input'" means the Lark grammar of the argument
+            `input` of f. JSON notations cannot enforce a Lark grammar, because strings in JSON have escapes.
     """
 
     lark: str
@@ -41,16 +42,16 @@ class CallGrammar(NamedTuple):
 
 
 def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar:
-    """Returns the grammar of one call, or of several, in the notation of the family.
+    """Returns the grammar of one call, or several calls, in the family's notation.
 
     Args:
         tools: the tools that may be called. A tool that the grammar cannot express is left out if other tools
             remain.
         spell: returns a mark of the family in Lark's notation.
-        parallel: allow more than one call.
+        parallel: True: more than one call is allowed.
 
     Raises:
-        SamplingError: every tool has a name or a part of its schema that the notation cannot express.
+        SamplingError: the notation cannot express any of the tools, because of their names or parts of their schemas.
     """
     return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=True)
 
@@ -58,10 +59,8 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
 def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar | None:
     """Returns the grammar of free text in which every call has the right form.
 
-    Returns None if the calls of the family do not begin with a mark, or if the family has a ToolFormat.thought.
-
-    Args:
-        as for grammar(); no tool is left out.
+    Returns None if the calls of the family do not begin with a mark, or if the family has a ToolFormat.thought. The
+    arguments mean the same as in grammar(), but no tool is left out.
 
     Raises:
         SamplingError: the notation cannot express a name or a part of a schema.
@@ -88,9 +87,10 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
 def answer_grammar(tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool) -> CallGrammar:
     """Returns a grammar that accepts either calls, as in grammar(), or a text with a given structure.
 
+    The other arguments mean the same as in grammar(), but no tool is left out.
+
     Args:
         form: the structure of the text: the right side of a Lark rule.
-        as for grammar(); no tool is left out.
 
     Raises:
         SamplingError: the notation cannot express a name or a part of a schema.
@@ -170,7 +170,8 @@ def _add_call(
     if isinstance(notation, JsonNotation):
         formats += tuple(f"grammar {show(f'{name}.{each}')}" for each in _in_lark(schema))
     if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
-        # A call and the answer may begin alike. The grammar can keep both possible only if both rules are %json.
+        # A call and the answer may start with the same text. The grammar can keep both possible only if both rules are
+        # %json.
         call = _json(_whole_call(notation, name, _closed(schema)))
     elif isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))
@@ -201,7 +202,7 @@ def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) ->
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Returns a schema for use at `place` within another schema, with adjusted references."""
+    """Returns the schema with changed references, for use at `place` within another schema."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, Mapping):
@@ -217,8 +218,8 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a schema that allows only named arguments. Returns `schema` itself if it has additionalProperties, or if
-    names_of() returns None."""
+    """Returns a schema that allows only named arguments. If `schema` has additionalProperties, or if names_of() returns
+    None, returns `schema` itself."""
     names = names_of(schema)
     if names is None or "additionalProperties" in schema:
         return schema

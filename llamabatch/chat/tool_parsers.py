@@ -1,9 +1,9 @@
 """Finds tool calls in generated text, with one reader for each family of models.
 
-A reader reads the text once (scanner.py) and reports text, the beginning of a call, and pieces of its arguments to
-ToolParser. A call begins when the reader has read the name of a given tool and its arguments begin. Before this point,
-a part that does not fit becomes text, together with its markers. After this point, the call remains a call: arguments
-that are not JSON, or are cut off, are emitted as the model wrote them.
+A reader reads the text once (scanner.py). The reader reports three things to ToolParser: text, the beginning of a call,
+and pieces of the arguments of a call. A call begins when the reader has read the name of a given tool and the arguments
+begin. Before this point, a part that does not fit becomes text, together with its markers. After this point, the call
+remains a call: arguments that are not JSON, or are cut off, are emitted as the model wrote them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from llamabatch.request.tool_calls import ToolCallDelta
 
 Reader = Callable[["ToolParser"], Generator[None, None, None]]
 
-_MOST_HEADER = 512  # most characters of the part of a call that contains its name
+_MOST_HEADER = 512  # maximum number of characters in the part of a call that contains the name
 _NEVER = ("\0\0",)  # a marker that no model writes
-_NO, _WHOLE, _BROKEN = range(3)  # results: no call; a whole call; a call with invalid or cut-off arguments
+_NO, _WHOLE, _BROKEN = range(3)  # results of a reader: no call; a whole call; a call with invalid or cut-off arguments
 
 
 class ToolParser:
@@ -42,14 +42,14 @@ class ToolParser:
         self._make_id = make_id
         self._parallel = parallel
         self._n_calls = 0
-        self._n_text = 0  # characters of text so far
-        self._spaces: str | None = ""  # held whitespace, dropped if a call follows; None: text came since the last call
+        self._n_text = 0  # number of characters of text so far
+        self._spaces: str | None = ""  # whitespace held back until a call drops it; None: text came after the last call
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
         self._reading = reader(self)
 
     def feed(self, text: str) -> Delta:
-        """Appends text; returns the parts that are certain by now."""
+        """Appends text. Returns the parts that are certain now."""
         self.scanner.push(text)
         return self._go_on()
 
@@ -70,7 +70,8 @@ class ToolParser:
         return delta
 
     def text(self, text: str) -> None:
-        """Adds text outside of calls (for readers). Text that is only whitespace is dropped beside a call."""
+        """Adds text outside of calls. Readers call this method. Text next to a call is dropped if it is only
+        whitespace."""
         if self._spaces is None:
             self._add(text)
         elif text and not text.isspace():
@@ -84,7 +85,7 @@ class ToolParser:
         self._n_text += len(text)
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Begins a call (for readers)."""
+        """Begins a call. Readers call this method."""
         self.scanner.unmark()
         self._spaces = ""
         index, self._n_calls = self._n_calls, self._n_calls + 1
@@ -93,7 +94,7 @@ class ToolParser:
             self._deltas.append(ToolCallDelta(index, call_id, name, text_offset=self._n_text))
 
     def arguments(self, text: str) -> None:
-        """Adds to the arguments of the last call (for readers)."""
+        """Adds text to the arguments of the last call. Readers call this method."""
         if not text or not self._counts:
             return
         last = self._deltas[-1] if self._deltas else None
@@ -104,7 +105,7 @@ class ToolParser:
             self._deltas.append(ToolCallDelta(index, arguments=text))
 
     def not_a_call(self, marker: str) -> None:
-        """Emits the marker at the scanner's mark as text, and continues behind the marker (for readers)."""
+        """Emits the marker at the scanner's mark as text, and continues after the marker. Readers call this method."""
         self.scanner.back(len(marker))
         self.text(marker)
 
@@ -114,7 +115,7 @@ class ToolParser:
 
 
 def hermes(p: ToolParser) -> Reading[None]:
-    """Reads <tool_call>{"name": …, "arguments": {…}}</tool_call>, also with several objects or a list of them."""
+    """Reads <tool_call>{"name": …, "arguments": {…}}</tool_call>, also with several objects or a list of objects."""
     s, begin, end = p.scanner, "<tool_call>", "</tool_call>"
     while marker := (yield from s.until((begin,), p.text)):
         s.mark(len(marker))
@@ -128,8 +129,8 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>. At the beginning of the text, a call or a list of
-    calls may come without the tag."""
+    """Reads {"name": …, "parameters": {…}} after <|python_tag|>. At the beginning of the text, a call or a list of
+    calls may come without this tag."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -162,7 +163,7 @@ def mistral(p: ToolParser) -> Reading[None]:
 
 
 def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
-    """Reads the calls of a list, behind its opening bracket."""
+    """Reads the calls of a list. The opening bracket has been read already."""
     found = yield from _json_objects(p, ends, ",")
     if found == _WHOLE:
         yield from p.scanner.spaces()
@@ -171,11 +172,11 @@ def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
 
 
 def _json_objects(p: ToolParser, ends: tuple[str, ...] = (), *separators: str) -> Reading[int]:
-    """Reads calls one after another. Returns the result of the last call; _NO: the first object is no call.
+    """Reads calls one after another. Returns the result of the last call, or _NO if the first object is not a call.
 
     Args:
-        ends: markers that end arguments which are no JSON.
-        separators: texts between two calls; none: whitespace, or a semicolon.
+        ends: markers that end the arguments if these are not JSON.
+        separators: texts between two calls; if none is given, whitespace or a semicolon separates calls.
     """
     s = p.scanner
     yield from s.spaces()
@@ -210,7 +211,7 @@ def _mistral_call(p: ToolParser) -> Reading[int]:
 def deepseek(p: ToolParser) -> Reading[None]:
     """Reads <｜tool▁calls▁begin｜>, then for each call <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
 
-    V3 and R1 write `function` in place of the name, and behind the separator the name and a Markdown block.
+    V3 and R1 write `function` in place of the name. After the separator come the name and a Markdown block.
     """
     marks = (f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end"))
     return _sections(p, _deepseek_call, *marks)
@@ -277,7 +278,7 @@ def qwen3_coder(p: ToolParser) -> Reading[None]:
 
 
 def seed_oss(p: ToolParser) -> Reading[None]:
-    """Reads calls as qwen3_coder does, but in other tags and without line breaks around values."""
+    """Reads calls as qwen3_coder does, but with other tags and without line breaks around values."""
     return _function_tags(p, "<seed:tool_call>", "</seed:tool_call>", "")
 
 
@@ -285,7 +286,7 @@ def _function_tags(p: ToolParser, begin: str, end: str, around: str) -> Reading[
     """Reads <function=name><parameter=key>value</parameter></function>, between the tags `begin` and `end`.
 
     Args:
-        around: text before and behind a value; it is not part of the value.
+        around: text before and after a value, which is not part of the value.
     """
     s = p.scanner
     closing = (f"{around}</parameter>", "</parameter>") if around else ("</parameter>",)
@@ -366,7 +367,7 @@ _NESTED = {"[": "array", "{": "object"}
 
 
 class _Arguments:
-    """The arguments of a call with each value between tags. They are emitted as JSON."""
+    """The arguments of a call that writes each value between tags. The arguments are emitted as JSON."""
 
     def __init__(self, p: ToolParser, name: str) -> None:
         self._p = p
@@ -382,7 +383,7 @@ class _Arguments:
             self._p.text(text)
 
     def value(self, key: str, *closing: str) -> Reading[None]:
-        """Reads one value up to its closing tag, and emits it as JSON of a type that the schema allows."""
+        """Reads one value up to its closing tag, and emits the value as JSON of an allowed type."""
         p = self._p
         p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._n += 1
@@ -406,7 +407,8 @@ class _Arguments:
             p.arguments("".join(parts))
 
     def _nested(self, brackets: Sequence[str], closing: str) -> Reading[str | None]:
-        """Reads a list or an object and the closing tag; None: something else comes. Strings may contain the tag."""
+        """Reads a list or an object, and the closing tag. Returns None if something else comes. Strings may contain the
+        tag."""
         s = self._p.scanner
         s.mark(0)
         yield from s.spaces()
@@ -430,7 +432,8 @@ def _escaped(text: str) -> str:
 def to_json(text: str, types: frozenset[str] | None) -> str:
     """Returns a value between tags as JSON.
 
-    A text that is no JSON becomes a string. So does a value whose type is not in `types`, if "string" is in `types`.
+    A text that is not JSON becomes a string. A value whose type is not in `types` also becomes a string, if "string" is
+    in `types`.
 
     Args:
         types: type names of JSON schema; None: any type.
@@ -466,7 +469,7 @@ def _json_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
     """Reads a call: one object with a name and arguments, in any order.
 
     Args:
-        ends: markers that end arguments which are no JSON.
+        ends: markers that end the arguments if these are not JSON.
     """
     s = p.scanner
     if not (yield from s.accept("{")):
@@ -538,7 +541,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _object(value: str) -> str | None:
-    """Returns the JSON text of an object, of null ("{}"), or of either of them in a string; None for other values."""
+    """Returns the JSON text of an object; "{}" for null; None for other values. A string may contain the object or
+    null."""
     value = value.strip()
     if value.startswith('"'):
         value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()

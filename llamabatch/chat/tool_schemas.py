@@ -1,4 +1,4 @@
-"""Reads the schemas of tools: the names, schemas and types of arguments, wherever a schema mentions them."""
+"""Reads the schemas of tools: finds the names, schemas and types of arguments in all parts of a schema."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "o
 STRING = frozenset(("string",))
 NESTED = frozenset(("array", "object"))
 
-_DEEPEST = 64  # most levels of schemas within schemas
-_MOST_LOOKS = 50_000  # most looks at schemas in a request; usual tools need about ten for each argument
-_MOST_PARTS = 2000  # most parts of a schema to look at for one name
+_DEEPEST = 64  # maximum depth of schemas within schemas
+_MOST_LOOKS = 50_000  # maximum number of schema reads for a request; usual tools need about ten for each argument
+_MOST_PARTS = 2000  # maximum number of schema parts to search for one name
 
 
 def refused(about: str, what: str) -> SamplingError:
-    """Returns the error of tools whose calls no grammar can express.
+    """Returns the error for tools whose calls no grammar can express.
 
     Args:
-        about: the part of the tools at fault, as "argument 'x' of 'f'".
-        what: the fault, as "are nested too deeply".
+        about: the part of the tools at fault, such as "argument 'x' of 'f'".
+        what: the fault, such as "are nested too deeply".
     """
     return SamplingError(f"tools are refused: {about} {what}")
 
 
 class Budget:
-    """A limit of the work on the schemas of one request, because schemas may refer to one another many times."""
+    """A limit for the work on the schemas of one request, because schemas may refer to one another many times."""
 
     def __init__(self) -> None:
         self._left = _MOST_LOOKS
 
     def spend(self, about: str, looks: int = 1) -> None:
-        """Takes looks from the budget. Raises SamplingError when the budget is spent."""
+        """Takes schema reads from the budget. Raises SamplingError when the budget is spent."""
         self._left -= looks
         if self._left < 0:
             raise SamplingError(f"tools are refused: {about}: the schema is too large, or has too many references")
 
 
 def types_of(schema: object, root: object) -> frozenset[str] | None:
-    """Returns the types that a JSON schema allows; "number" includes "integer". None: any type.
+    """Returns the allowed types of a JSON schema; None: any type. "number" includes "integer".
 
     Args:
         root: the whole schema, for "$ref".
@@ -54,7 +54,7 @@ def types_of(schema: object, root: object) -> frozenset[str] | None:
 
 
 def types_of_value(value: object) -> frozenset[str]:
-    """Returns the types of a JSON value; 1.0 is a number and an integer."""
+    """Returns the types of a JSON value; 1.0 counts as a number and as an integer."""
     if isinstance(value, bool):
         return frozenset(("boolean",))
     if isinstance(value, (int, float)):
@@ -65,24 +65,25 @@ def types_of_value(value: object) -> frozenset[str]:
 
 
 class TypesOf:
-    """A function from a schema to the types of its values. A schema may refer to itself.
+    """A callable that returns the types of a schema's values. A schema may refer to itself.
 
-    Only values of finite depth count.
+    Only values of finite depth count, so a schema that always requires itself allows no value.
 
     Args:
         root: as for types_of().
-        spend: called for each look at a schema; None: a schema that needs too many looks allows any type.
+        spend: called for each schema read; None: nothing is called, and a schema that needs too many reads allows any
+            type.
     """
 
     def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
         self._root = root
         self._spend = spend
-        self._known: dict[str, frozenset[str]] = {}  # $ref -> its types, as far as found
-        self._new: list[str] = []  # references whose schemas were not read yet
+        self._known: dict[str, frozenset[str]] = {}  # $ref -> the types found so far
+        self._new: list[str] = []  # references whose schemas have not been read yet
         self._left = _MOST_LOOKS
 
     def __call__(self, schema: object) -> frozenset[str]:
-        """Returns the types; TYPES if the schema allows any."""
+        """Returns the types of a schema; TYPES if the schema allows any type."""
         found = self._of(schema, 0)
         if not self._new:
             return found if self._left > 0 else TYPES
@@ -92,7 +93,7 @@ class TypesOf:
         before = None
         while before != self._known and self._left > 0:
             before = dict(self._known)
-            for reference in reversed(list(self._known)):  # targets first, then the schemas that refer to them
+            for reference in reversed(list(self._known)):  # first the targets, then the schemas that refer to these
                 self._known[reference] = self._of(referred(reference, self._root), 0)
         return self._of(schema, 0) if self._left > 0 else TYPES
 
@@ -119,7 +120,7 @@ class TypesOf:
 
 
 def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the types that "type" of a schema names; all types if there is no "type"."""
+    """Returns the types in the "type" of a schema; all types if there is no "type"."""
     names = _type_names(schema)
     if names is None:
         return TYPES
@@ -128,7 +129,7 @@ def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def unknown_type(schema: Mapping[str, Any]) -> object:
-    """Returns the first part of "type" that is no JSON type; None: all parts are JSON types."""
+    """Returns the first part of "type" that is not a JSON type; None: all parts are JSON types."""
     names = _type_names(schema)
     if names is None:
         return schema.get("type")
@@ -150,13 +151,13 @@ def _type_names(schema: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def parts(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Returns the schemas of allOf, anyOf or oneOf; none if the keyword has no list."""
+    """Returns the schemas in allOf, anyOf or oneOf; no schemas if the keyword is missing or its value is not a list."""
     given = schema.get(key)
     return given if isinstance(given, (list, tuple)) else ()
 
 
 def checked_parts(schema: Mapping[str, Any], key: str, about: str) -> Sequence[Any]:
-    """Returns the same as parts(). Raises SamplingError if the keyword has no list."""
+    """Returns the same as parts(). Raises SamplingError if the value of the keyword is not a list."""
     if not isinstance(schema.get(key, ()), (list, tuple)):
         raise SamplingError(f"tools are refused: {about}: {key} is {show(schema[key])}; give a list of schemas")
     return parts(schema, key)
@@ -171,7 +172,7 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """Returns the schema of an argument, joined from all places that mention the argument; True: none does.
+    """Returns the schema of an argument, joined from all parts that mention it. Returns True if no part mentions it.
 
     Args:
         root: the schema of all arguments.
@@ -181,10 +182,10 @@ def of_argument(root: Mapping[str, Any], name: str) -> object:
 
 
 class _Named(NamedTuple):
-    """The schema that a part of the whole schema gives to one argument.
+    """One argument's schema, as found in a part of the whole schema.
 
     Attributes:
-        always: `schema` applies whichever branches of anyOf and oneOf are used.
+        always: True: `schema` applies with any branches of anyOf and oneOf.
     """
 
     schema: object
@@ -215,7 +216,8 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:
-    """Returns the schema that `schema` itself gives to an argument, without $ref, allOf, anyOf and oneOf; None: none.
+    """Returns the schema of an argument in `schema` itself. Ignores $ref, allOf, anyOf and oneOf. None: `schema` does
+    not mention the argument.
 
     A name outside of `properties` counts as a match of every pattern. The patterns are not run, because Python's
     regular expressions can run forever.
@@ -230,7 +232,8 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """Returns the argument names in all parts of a schema; None: no `properties`, or an inner part allows any name."""
+    """Returns the argument names in all parts of a schema; None: no part has `properties`, or an inner part allows any
+    name."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

@@ -2,7 +2,7 @@
 
 The result goes to stdout, everything else to stderr. Exit codes: 0 done; 1 a part failed; 2 usage or bad input;
 3 an error of the engine or the installation; 141 the reader of stdout has closed it; 130 interrupted; 143 ended by
-SIGTERM; 129 the terminal was closed (see utils/interrupts.py). Imports all other packages.
+SIGTERM; 129 the terminal was closed (see utils/interrupts.py). This package may import all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llamabatch.errors import InputError, LlamaBatchError, visible
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import nearest
 
-# Command -> its summary. --help reads the summaries here, so it need not import every command.
+# The commands, with their summaries. --help reads the summaries here, so it need not import every command.
 COMMANDS = {
     "chat": "Talk with a model in the terminal.",
     "generate": "Continue one prompt and stream the text to stdout.",
@@ -44,7 +44,7 @@ COMMANDS = {
     "build": "Build llama.cpp with our patches for this machine.",
     "synth": "Write random weights in the shape of a real model.",
 }
-_COMPLETING = "_LLAMABATCH_COMPLETE"  # the variable that a shell's completion script sets
+_COMPLETING = "_LLAMABATCH_COMPLETE"  # a shell's completion script sets this variable
 _WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
@@ -53,7 +53,7 @@ _NO_READER = 141  # 128 + SIGPIPE, the exit code of other tools
 
 
 class LazyGroup(click.Group):
-    """A group that imports the file of a command at its first use, so that `--help` and `doctor` import no engine."""
+    """A group that imports a command's file only if the command is used. So `--help` and `doctor` import no engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

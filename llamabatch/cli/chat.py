@@ -156,5 +156,5 @@ def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
                 sys.stdout.flush()
         ended = True
     finally:
-        if begun or thinks or ended or terminal:  # after an error without text, only a terminal needs a line break
+        if begun or thinks or ended or terminal:  # a pipe gets no line break after an error without text
             click.echo()

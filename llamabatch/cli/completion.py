@@ -1,4 +1,4 @@
-"""`llamabatch completion`: prints the script with which a shell completes commands, options and their values."""
+"""`llamabatch completion`: prints a script for a shell, which then completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Returns a reply without the text that bash keeps on the line."""
+        """Returns a reply for bash. Removes its beginning, because bash keeps this text on the line."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
     @staticmethod

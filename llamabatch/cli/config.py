@@ -30,7 +30,7 @@ class _Variable:
 
     @property
     def readers(self) -> str:
-        """The commands in words; "" for LLAMABATCH_MODEL, which all commands read."""
+        """The names of the commands, joined by "and"; "" for LLAMABATCH_MODEL, because all commands read it."""
         return "" if self.name == MODEL_VARIABLE else " and ".join(self.commands)
 
 
@@ -77,7 +77,7 @@ def config(path_only: bool, as_json: bool) -> None:
 
 
 def _variables() -> dict[str, _Variable]:
-    """Returns option -> variable LLAMABATCH_… for all variables that are set. Hides the values of keys and tokens."""
+    """Returns the user's LLAMABATCH_… variables by the names of their options. Hides the values of keys and tokens."""
     found: dict[str, _Variable] = {}
     for command in COMMANDS:
         for option, param in options_of(cli.command_of(command)).items():
@@ -101,8 +101,8 @@ def _check(name: str, option: click.Option, command: str) -> None:
 
 
 def _overruled(setting: Setting, variable: _Variable | None) -> tuple[bool, str]:
-    """Returns whether a setting of the file is in force for at least one command, and a remark if a variable overrides
-    the setting."""
+    """Returns True if a setting of the file is in force for at least one command. Also returns a remark, which names a
+    variable that overrides the setting."""
     if variable is None or (setting.section and setting.section not in variable.commands):
         return True, ""
     is_partial = bool(variable.readers) and not setting.section

@@ -29,7 +29,7 @@ class Setting:
     """An option's default in config.toml.
 
     Attributes:
-        section: the command that the default is for; "": all commands that have the option.
+        section: the only command with this default; "": all commands that have the option.
         key: the key as written in the file.
         value: the value as the TOML parser returns it.
         line: the line number, from 1; 0 if it was not found.
@@ -79,7 +79,7 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
     except FileNotFoundError:
         return []
     except PermissionError as error:
-        if not os.path.lexists(path):  # the file is in another user's folder, which this process may not search
+        if not os.path.lexists(path):  # the file is in another user's folder, and this process may not search it
             return []
         raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -98,7 +98,7 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """Returns the line number of each (section, key)."""
+    """Returns a dictionary from (section, key) to the line number of the key."""
     lines: dict[tuple[str, str], int] = {}
     section = ""
     for number, row in enumerate(text.splitlines(), 1):
@@ -116,7 +116,7 @@ def _place(path: Path, line: int) -> str:
 def defaults(
     name: str, command: click.Command, commands: Iterable[str], command_of: Callable[[str], click.Command]
 ) -> dict[str, Any]:
-    """Returns parameter -> default in the file, for the parameters of a command.
+    """Returns a mapping from the parameters of a command to their defaults in the file.
 
     Args:
         commands: names of all commands.
@@ -161,7 +161,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def _checked(path: Path, setting: Setting, option: click.Option, command: click.Command) -> Any:
-    """Returns the value as a text of the command line, or a bool for a flag. Raises UsageError."""
+    """Returns a bool for a flag. For any other option, returns the value as on a command line. Raises UsageError."""
     value, where = setting.value, f"{_place(path, setting.line)}: {setting.key} is {show(setting.value)}"
     if option.is_flag:
         if not isinstance(value, bool):

@@ -10,7 +10,7 @@ from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.tools.doctor import Check, Report, Status, examine
 from llamabatch.utils.checks import counted
 
-_LEAST_DETAIL = 40  # least columns for details beside the names; with fewer, details are shown below the names
+_LEAST_DETAIL = 40  # columns for details; if fewer are left, details are on the lines below the names
 _UNWRAPPED = 100_000
 _EXTRA, _ABSENT = "extra ", "not installed"
 # Findings that are shown even if their status is OK.

@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
     def quiet_bootstrap(*args: Any, **given: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
-            return bootstrap(*args, **given)  # runs only if lm_eval has bootstrap_stderr; see _replaced
+            return bootstrap(*args, **given)  # called only if lm_eval has bootstrap_stderr; see _replaced
 
     had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
     with (
@@ -166,8 +166,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules during the block. Skips an attribute that the module does not have, because
-    these attributes are not part of lm_eval's public interface.
+    """Replaces attributes of modules during the block. Skips an attribute if the module does not have it, since another
+    release of lm_eval may lack it.
 
     Args:
         changes: for each attribute, the module, its name, and the value during the block.

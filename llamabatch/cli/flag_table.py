@@ -19,7 +19,7 @@ from llamabatch.utils.checks import reason, show
 Args = tuple[str, ...]
 TRUE = ("on", "enabled", "true", "1")  # TRUE and FALSE are as in llama.cpp (common/arg.cpp, is_truthy, is_falsey)
 FALSE = ("off", "disabled", "false", "0")
-MANY = -1  # Row.takes of a flag with one or more values: all words up to the next flag
+MANY = -1  # Row.takes if a flag takes all words up to the next flag, at least one
 LLAMA, VLLM = "llama-server", "vLLM"
 
 
@@ -33,11 +33,12 @@ class Row:
         negatives: names that turn the flag off.
         env: environment variables of llama-server, with blanks between them, older names first; "": none.
         takes: number of values; MANY: one or more.
-        args: converts a value to our arguments; None: the flag becomes no arguments.
-        on, off: our arguments for one of `names`, and for one of `negatives`, if the flag takes no value.
+        args: converts a value to our arguments; None: the flag is translated to no arguments.
+        on: our arguments for one of the `names`, if the flag has no value.
+        off: our arguments for one of the `negatives`.
         note: the reason why the flag has no effect, shown when it is given; "": nothing is shown.
         cure: advice, shown when the flag or its value is refused.
-        fine: the only accepted values; (): `args` or `cure` decides.
+        fine: the only accepted values; (): `args` checks the values, or `cure` refuses the flag.
     """
 
     program: str
@@ -70,7 +71,7 @@ def _row(program: str, flag: str, entry: Mapping[str, Any], texts: Mapping[str, 
         head, tail = f"--{head[7:]}", f"--no-{head[7:]}"
     names = head.split()
     takes = MANY if names[-1] == "N..." else names.count("N")
-    if "field" in entry:  # the flag takes its advice and accepted values from a field of request bodies
+    if "field" in entry:  # a field of request bodies gives the advice and the accepted values
         setting = SETTINGS[entry["field"]]
         usual = [str(value) for value in setting.usual if value != ""]
         entry = {**entry, "note" if setting.optional else "cure": setting.advice, "fine": usual}
@@ -184,7 +185,7 @@ def _module(value: str) -> str:
         raise click.UsageError(f"{show(value)} is no JSON object with name and path") from None
 
 
-# {name} in flags.toml -> a function that converts a value for our option.
+# These functions convert the value of a flag to the value of our option. flags.toml calls them as {name}.
 VALUES: Mapping[str, Callable[[str], str]] = {
     "": str,
     "json": json.dumps,
@@ -214,7 +215,7 @@ def _each(value: str) -> Args:
 
 
 def _scaled(value: str) -> Args:
-    """Returns --lora with path=scale for each path:scale of llama-server's comma-separated list."""
+    """Converts llama-server's comma-separated list of path:scale to several --lora path=scale."""
     found: list[str] = []
     for part in value.split(","):
         path, colon, scale = part.rpartition(":")
@@ -269,7 +270,7 @@ def _kv_dtype(value: str) -> Args:
     return ("--type-k", kind, "--type-v", kind) if kind else ()
 
 
-# `call` in flags.toml -> a function that returns all options for a value.
+# These functions convert the value of a flag to several of our options. A row of flags.toml names one as `call`.
 CALLS: Mapping[str, Callable[[str], Args]] = {
     "each": _each,
     "generation": _generation,

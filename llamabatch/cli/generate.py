@@ -83,7 +83,7 @@ def generate(
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
-    engine.setdefault("n_slots", 1)  # for one prompt, more slots would only cost memory and start time
+    engine.setdefault("n_slots", 1)  # more slots than prompts would only cost memory and start time
     with LLM(model, **engine) as llm:
         interrupts.careful()
         if show_plan:

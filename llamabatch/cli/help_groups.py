@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-# Group -> names of the parameters of its options. An option in no group is listed as the command's own.
+# Keys: titles of groups. Values: names of parameters. The help lists all other options as the command's own.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Sampling": (
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
     ),
 }
-# Groups that only `llamabatch serve` has. The help shows them after the command's own options.
+# Only `llamabatch serve` has these groups. The help shows them after the command's own options.
 SERVER_GROUPS: dict[str, tuple[str, ...]] = {
     "Several models": (*("models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),),
     "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
@@ -83,7 +83,7 @@ SERVER_GROUPS: dict[str, tuple[str, ...]] = {
 }
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "others")
 _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
-# Command -> names of the parameters that `--help` shows. For these commands only `--help-all` shows all options.
+# `--help` of these commands shows only the parameters named here. `--help-all` shows all options.
 SHORT: dict[str, tuple[str, ...]] = {
     "generate": (
         *("model", "chat", "system", "images", "sounds", "mmproj", "loras", *_SAMPLING, "stop", "json_schema"),
@@ -113,12 +113,12 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL = "--help-all"
-_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # option of other programs -> our option
-# Command -> advice if an extra argument is given.
+_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # options of other programs, with our name for each
+# Advice for users who give a command an extra argument.
 _INSTEAD = {"chat": "give the message on stdin, or to: llamabatch generate --chat -m MODEL MESSAGE"}
 _MOST_NEAR = 3
-_NEAR = 0.75  # least similarity of a suggested option; with click's 0.6, --json-schema would suggest --no-use-mmap
-_UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
+_NEAR = 0.75  # minimum similarity of a suggested option; with click's 0.6, --json-schema would suggest --no-use-mmap
+_UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # the help leaves out names with underscores
 
 
 class GroupedCommand(click.Command):

@@ -15,7 +15,7 @@ from llamabatch.utils.format import file_size
 @click.command(cls=GroupedCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print them as a JSON list, with their paths.")
 def models(as_json: bool) -> None:
-    """List the models in the caches, ours and huggingface_hub's: names for -m, quantisation, size and date.
+    """List the models in llamabatch's cache and in huggingface_hub's, with name (for -m), quantisation, size, date.
 
     `llamabatch pull NAME` fetches one, `llamabatch rm NAME` removes one.
     """

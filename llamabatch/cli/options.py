@@ -79,7 +79,7 @@ _VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in C
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Returns a decorator that adds an option for each field of EngineConfig except the excluded ones. The command
-    receives a dict `engine` with the options that the user has given."""
+    receives a dict `engine` with the user's options."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:
@@ -269,7 +269,7 @@ def form_options(command: Command) -> Command:
 
 
 def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
-    """Returns the structured_outputs that the options ask for; None if none is given. Raises UsageError."""
+    """Returns structured_outputs for the given options; None if no option is given. Raises UsageError."""
     given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -286,6 +286,6 @@ def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | 
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:
-    """Names the adapters of --lora. Returns pairs of name and path for the engine, and name -> scale for requests."""
+    """Names each file of --lora. Returns pairs (name, path) for the engine, and a dictionary of names and scales."""
     paths = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
     return paths, {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)} or None

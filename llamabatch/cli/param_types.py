@@ -95,7 +95,8 @@ class Bias(click.ParamType):  # type: ignore[type-arg]
 
 
 class Param(click.ParamType):  # type: ignore[type-arg]
-    """A pair of a name (a field of SamplingParams or its alias) and a value. A value that is no JSON is a text."""
+    """A pair of a name (a field of SamplingParams or its alias) and a value. A value that is not valid JSON is taken as
+    a text."""
 
     name = "name=value"
 
@@ -208,8 +209,8 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
     name = "model"
 
     def split_envvar_value(self, rv: str) -> list[str]:
-        """Returns the whole value as one name, which may contain blanks. click would split it at blanks if the option
-        may be given several times."""
+        """Returns the whole value as one name, since a name may contain blanks. For a repeatable option, click would
+        split the value at blanks."""
         return [rv]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -218,7 +219,7 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text that the library checks. A shell completes it to one of `choices`."""
+    """A text. The library checks its value. A shell completes it to one of `choices`."""
 
     name = "text"
 
@@ -236,7 +237,7 @@ def _cached(incomplete: str) -> list[str]:
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns the paths that begin with `incomplete`: folders, with a slash at the end, and files with `endings`."""
+    """Returns paths that begin with `incomplete`: folders with a final slash, and files with one of the `endings`."""
     folder, start = os.path.split(incomplete)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
@@ -266,7 +267,7 @@ class Texts(click.ParamType):  # type: ignore[type-arg]
 
 
 class Shard(click.ParamType):  # type: ignore[type-arg]
-    """A pair of a part's number, from 1, and the number of parts."""
+    """A part and the number of parts, written as 1/4. Parts count from 1."""
 
     name = "i/n"
 

@@ -108,7 +108,7 @@ class ServeCommand(GroupedCommand):
         ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
         if isinstance(model := ctx.default_map.get("model"), str):  # from the user's config file
             ctx.default_map["model"] = [model]
-        if known and "others" in ctx.default_map:  # click ignores -P in defaults if -P is given
+        if known and "others" in ctx.default_map:  # if the command line has -P, click ignores the defaults of -P
             more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
             given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
         for name, value in {**theirs.environ, **given.environ}.items():
@@ -119,8 +119,8 @@ class ServeCommand(GroupedCommand):
 
 
 def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option], dict[str, int]]:
-    """Returns three mappings of a command: flag -> option, negative flag (--no-…) -> option, and flag -> number of its
-    values."""
+    """Returns three dictionaries of a command: the option of each flag, the option of each negative flag (--no-…), and
+    the number of values of each flag."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     positive = {flag: each for each in options for flag in each.opts}
     negative = {flag: each for each in options for flag in each.secondary_opts}
@@ -130,7 +130,7 @@ def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, c
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Returns parameter -> value for arguments translated from llama-server's variables or from a preset's section."""
+    """Returns values of parameters by name. `theirs` comes from llama-server's variables or a section of a preset."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:
@@ -147,7 +147,7 @@ def _as_defaults(
 
 
 def _server_options(command: Command) -> Command:
-    """Adds an option for each field of ServerOptions that no other option sets."""
+    """Adds an option for each field of ServerOptions, except fields that already have an option."""
     decorated = command
     for each in reversed(fields(ServerOptions)):
         if each.name in _ELSEWHERE:
@@ -173,7 +173,7 @@ def _server_options(command: Command) -> Command:
 
 
 def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
-    """Returns an option of llama-server that the help does not show."""
+    """Returns an option of llama-server. The help does not show it."""
     return click.option(name, hidden=True, help=help, **more)
 
 
@@ -251,7 +251,7 @@ def serve(
     Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
     """
     context = click.get_current_context()
-    if _MODEL in context.meta:  # _of_one invokes this command to read the options of one of several models
+    if _MODEL in context.meta:  # _of_one has invoked this command only to read the options of one model
         return _read(context.meta[_MODEL], **given)
     tagged = _tagged(model_tag, model, given["hf_repo"], given["hf_file"])
     named = named_models(tagged, models_dir, models_preset)
@@ -372,7 +372,7 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
     """Returns the engine options that correspond to llama-server's --ctx-size.
 
     Args:
-        total: tokens of all slots together; 0: each slot gets the context that the model was trained for.
+        total: tokens of all slots together; 0: each slot gets the trained context length.
     """
     from llamabatch.engine.resolve_config import read_facts
 
@@ -396,7 +396,7 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
 
 
 def _samplers(names: str | None, letters: str | None) -> dict[str, Any]:
-    """Returns the field `samplers` from --samplers or --sampler-seq; {} without them."""
+    """Returns the field `samplers` for --samplers or --sampler-seq; {} if neither is given."""
     if names is None and letters is None:
         return {}
     chain = [name.strip() for name in names.split(";") if name.strip()] if names is not None else list(letters or "")
@@ -442,5 +442,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
-    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # shows the server's default, not the LLM's
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # shows the server's default, not LLM's
         _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

@@ -22,7 +22,7 @@ class Translated:
     Attributes:
         args: the translated arguments, for click.
         notes: a line for each flag that has no effect.
-        environ: environment variables that the flags set.
+        environ: environment variables set by the flags.
     """
 
     args: list[str] = field(default_factory=list)
@@ -34,8 +34,8 @@ ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
-    """Returns name -> (its row, True if the name turns the flag off). If llama-server and vLLM have the same
-    name, llama-server's row is taken."""
+    """Returns a dictionary from the names of flags to pairs: the row, and True if the name turns the flag off. If both
+    servers have a name, llama-server's row is taken."""
     found: dict[str, tuple[Row, bool]] = {}
     for row in rows:
         for name in row.names:
@@ -56,7 +56,7 @@ def translate(argv: Sequence[str], own: Mapping[str, int]) -> Translated:
     """Translates the arguments of a command line to our options. Arguments without a row stay as they are.
 
     Args:
-        own: our flags -> number of values.
+        own: maps each of our flags to the number of its values.
 
     Raises:
         click.UsageError: a flag is refused, or a value is missing.
@@ -149,7 +149,7 @@ def from_environment(environ: Mapping[str, str]) -> Translated:
 
 
 def _last_params(args: list[str]) -> list[str]:
-    """Removes all but the last of several `-P name=…` with the same name. For other options, click uses the last."""
+    """Keeps only the last of several `-P name=…` with the same name. Of other repeated options, click uses the last."""
     last: dict[str, int] = {}
     for i, arg in enumerate(args[:-1]):
         if arg == "-P":
@@ -186,7 +186,7 @@ _SAMPLES = ("8", "0.5", "auto", "on", "mmap", "ngram-simple", "ngram", "fp16", "
 
 
 def _shown(row: Row) -> str:
-    """Describes the options that the flag becomes. Tries sample values until one is accepted and gives options."""
+    """Returns our options for the flag. Tries sample values until the row translates one to options."""
     assert row.args is not None
     for sample in (*row.fine, *_SAMPLES):
         try:
@@ -200,4 +200,4 @@ def _shown(row: Row) -> str:
         options = [option for option in options if not re.fullmatch(r"-?\d+", option)]
         if options:
             return ", ".join(f"`{option}`" for option in dict.fromkeys(options))
-    return "`-P structured_outputs`"  # a flag whose value is the name of a file accepts no sample value
+    return "`-P structured_outputs`"  # if the value must be the name of a file, no sample value is accepted

@@ -23,15 +23,15 @@ from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import AUTO, TINY
 
 _GLOBAL = "*"  # the section with the options of all models
-_TOP = "llamabatch top"  # the section for keys before the first section of an .ini file
+_TOP = "llamabatch top"  # name of the section for the keys above all sections of an .ini file
 _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # preset keys that are not flags
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_LINE = re.compile(r"\[line\s+(\d+)\]")  # a line number of configparser, one too high because of _TOP's added line
+_LINE = re.compile(r"\[line\s+(\d+)\]")  # configparser's line number, one too high, because a line [_TOP] is added
 _ABOUT_MMPROJ = frozenset(
     ("mmproj", "mm", "mmproj-url", "mmu", "mmproj-auto", "no-mmproj", "no-mmproj-auto", "LLAMA_ARG_MMPROJ")
 )
-_NO_MODEL = ("mmproj", "ggml-vocab")  # beginnings of names of GGUF files that are not models
+_NO_MODEL = ("mmproj", "ggml-vocab")  # GGUF files whose names start with one of these are not models
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NamedModel:
     """A model to serve, with its options.
 
     Attributes:
-        path: the model, as for LLM; None: `options` say which model.
+        path: the model, as for LLM; None: `options` name the model.
         options: keys and values of the model's section and of the common section in a preset file.
         on_startup: the model is loaded when the server starts.
         sleep_idle_s: seconds without a request after which the model is unloaded; None: the server's setting.
@@ -98,8 +98,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
     """Translates the options of a model's sections to our arguments.
 
     Args:
-        takes: our flags -> number of values.
-        negatives: our flags that turn something off.
+        takes: maps each of our flags to the number of its values.
+        negatives: those of our flags that turn an option off.
 
     Raises:
         ConfigError: there is no such option, or its value is not allowed.
@@ -130,8 +130,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
 
 
 def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
-    """Returns the words of a flag and its value on a command line. A flag without values that is turned off becomes its
-    negative flag, or no word if there is no negative flag."""
+    """Returns a flag and its value as arguments of a command line. If `value` turns off a flag without values, returns
+    the negative flag, or [] if there is none."""
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]
@@ -162,8 +162,8 @@ def _stem(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> Iterator[NamedModel]:
-    """Yields the models of a folder: its GGUF files, and those of its subfolders. A model that is alone in a subfolder
-    is named after the subfolder, and uses an mmproj file in it."""
+    """Yields the models of a folder: its GGUF files, and the GGUF files of its subfolders. A model that is alone in a
+    subfolder is named after the subfolder, and uses the mmproj file of the subfolder if there is one."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -204,7 +204,8 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_aid(file: Path) -> bool:
-    """Returns True if the file's header says that it is an adapter, an encoder of pictures or the like, not a model."""
+    """Returns True if the header says that the file is not a model, but an adapter, an encoder of pictures or the
+    like."""
     try:
         header = read_header(file)
     except (OSError, LlamaBatchError):

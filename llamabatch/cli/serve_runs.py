@@ -1,4 +1,4 @@
-"""Runs the server of `llamabatch serve`: with one model, or with several models that requests name."""
+"""Runs the server of `llamabatch serve` with one model or several. With several, each request names its model."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def serve_several(
     pool: dict[str, Any],
     look_again: Callable[[], list[NamedModel]] | None = None,
 ) -> None:
-    """Serves several models. A request loads the model that it names.
+    """Serves several models. A request names a model, which is then loaded.
 
     Args:
-        read_one: returns the model with its engine options and server options.
+        read_one: takes a model, and returns it with its engine options and server options.
         options: options of the server, for all models.
         pool: options of a ModelPool.
-        look_again: finds the models again while the server runs; None: the models never change.
+        look_again: called while the server runs, returns the models that exist by then; None: the models never change.
     """
     from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
     from llamabatch.server.pool.options import Found, PoolOptions
@@ -117,8 +117,8 @@ def serve_several(
 
 @contextlib.contextmanager
 def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Suppresses `errors` of the block, so that the other models can be served. Prints the error as one line, unless
-    `told` already contains this line."""
+    """Suppresses exceptions of the types `errors` in the block, so that the other models can be served. Prints the
+    error as one line, unless `told` already contains this line."""
     try:
         yield
     except errors as error:

@@ -1,4 +1,4 @@
-"""`llamabatch synth`: writes a model file with random weights in a real shape."""
+"""`llamabatch synth`: writes a model file with a real model's shape and random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AsleepClient: the client behind a FrontClient while its engines sleep."""
+"""AsleepClient: the client behind a FrontClient while the engines sleep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AsleepClient(LocalClient):
     """An EngineClient without engines.
 
     Args:
-        loaded: the adapters and prefixes that the engines had loaded.
+        loaded: the adapters and prefixes that were loaded in the engines.
         model: the closed model of the engines.
     """
 

@@ -26,8 +26,9 @@ from llamabatch.request.request import Request
 
 logger = logging.getLogger(__name__)
 
-# Seconds. A last output whose sink raises is delivered again. _FIRST_WAIT_S is the wait before the third delivery. Each
-# later wait is twice as long, up to _LONGEST_WAIT_S. After _PATIENCE_S the output is dropped.
+# These times are in seconds. If a sink raises at the last output of a request, this output is delivered again: at once,
+# and then after _FIRST_WAIT_S. Each later wait is twice the previous one, up to _LONGEST_WAIT_S. After _PATIENCE_S the
+# output is dropped.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 0.05, 10.0, 60.0
 
 CLOSED = "the engine is closed"
@@ -41,8 +42,8 @@ class EngineClient(Protocol):
     """The interface of one or several engines. Any thread may call its methods.
 
     Attributes:
-        plan: the options in force, and why.
-        model: has the vocabulary, tokenizer and chat template; the weights may be in another process.
+        plan: the options in force, with the reason for each.
+        model: the vocabulary, tokenizer and chat template of the model. The weights may be in another process.
     """
 
     plan: Plan
@@ -52,15 +53,15 @@ class EngineClient(Protocol):
         """Queues requests. Each request ends in exactly one output with `finished` set, even after an error.
 
         Args:
-            sink: Gets the outputs of all its requests together after a step, including requests that other calls
-                submitted with the same sink. It must not raise. A sink that raises gets the same outputs again, one by
-                one. If it raises again for an output, the request of this output ends with the sink's error, and the
-                sink gets this error once.
+            sink: Gets the outputs of all its requests together after a step, including requests of other calls with the
+                same sink. It must not raise. A sink that raises gets the same outputs again, one by one. If it raises
+                again at an output, the request of this output ends with the sink's error, and the sink gets this last
+                output once.
             stream: True: the sink gets every token; False: only finished requests.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
-            QueueFull: more than max_queue would wait; no request was queued.
+            QueueFull: more than max_queue continuations would wait; no request was queued.
         """
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -69,7 +70,7 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats:
         """Returns the counts since the start, without waiting for a step. Sinks may also call it.
 
-        If the engine is in a child process, a call in a sink returns the last counts that the child sent.
+        If the engine is in a child process, a call in a sink returns the last counts sent by the child.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
@@ -87,8 +88,8 @@ class EngineClient(Protocol):
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         """Calls a method of Engine between two steps and returns its result. Paths among the arguments are absolute.
 
-        With several engines, save_prefix stops at the first engine that still has the cells. All other methods run in
-        every engine.
+        With several engines, save_prefix runs in one engine after another, until one of them still has the KV cells.
+        All other methods run in every engine.
 
         Raises:
             The errors of the Engine method; EngineClosedError: the client was closed, or its engine died.
@@ -104,7 +105,9 @@ class EngineClient(Protocol):
 
     @property
     def outage(self) -> Outage | None:
-        """The reason why no engine accepts requests; None while an engine does or a dead engine is being replaced."""
+        """The reason why no engine accepts requests. None while an engine accepts requests, or a dead one is being
+        replaced.
+        """
 
     @property
     def adapters(self) -> list[str]:
@@ -141,7 +144,7 @@ class Outage:
     """An engine that is gone, and is not being replaced at the moment.
 
     Attributes:
-        reason: the error that calls raise.
+        reason: the message of the error raised by calls.
         retry_in_s: seconds until another engine starts; None: no other engine will start.
     """
 
@@ -150,7 +153,7 @@ class Outage:
 
 
 def failure(request: Request, error: Exception | str) -> SequenceOutput:
-    """Returns the output that ends a request which never ran."""
+    """Returns the only output of a request that could not run."""
     return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
 
 
@@ -161,8 +164,8 @@ class SharedSinks(Generic[S]):
     """Wrappers around the sinks of callers. Each sink always has the same wrapper, so that the outputs of all its
     requests stay together. A wrapper lives as long as a request in flight uses it.
 
-    This object keeps no reference to its client. In a cycle with its sinks, a client and the gigabytes of its engine
-    would stay in memory until a garbage collection.
+    This object keeps no reference to its client. Such a reference would make a cycle of the client and its sinks. The
+    client, with the gigabytes of its engine, would then stay in memory until a garbage collection.
     """
 
     def __init__(self) -> None:
@@ -172,10 +175,10 @@ class SharedSinks(Generic[S]):
         """Returns the wrapper of a sink.
 
         Args:
-            around: makes the wrapper, which keeps the sink alive.
+            around: makes the wrapper. The wrapper must keep the sink alive.
         """
         made = self._made.get(id(sink))
-        if made is None:  # two threads may each make a wrapper; then fewer outputs are grouped
+        if made is None:  # two threads may each make a wrapper; this only splits groups of outputs
             made = self._made[id(sink)] = around(sink)
         return made
 
@@ -185,7 +188,7 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
     does not block good outputs.
 
     Returns:
-        Errors by request id, for outputs that make the sink raise even alone.
+        By request id: the sink's error at an output passed alone.
     """
     if not outputs or (error := _call(sink, outputs)) is None:
         return {}
@@ -216,7 +219,7 @@ class _Undelivered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # (time.monotonic() to stop at, sink, output)
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # (time.monotonic() of the last try, sink, output)
         self._is_trying = False
         self._added = threading.Event()
 
@@ -274,7 +277,7 @@ class _Depth(threading.local):
     now = 0
 
 
-_depth = _Depth()  # number of sinks that this thread is calling
+_depth = _Depth()  # number of sinks being called by this thread
 _undelivered = _Undelivered()
 
 

@@ -1,8 +1,8 @@
-"""The socket between a process and a program that it starts.
+"""The socket between a process and its child program.
 
-A child inherits one end of a socket pair. On Windows a child cannot inherit a socket. There the child connects
-to a port of the loopback address. Any program of the machine may find this port, so the child proves itself with a key
-from its stdin.
+A child inherits one end of a socket pair. On Windows a child cannot inherit a socket. There the child connects to a
+port of the loopback address. Any program of the machine may find this port. The child therefore sends a key, which it
+has read from its stdin.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _POLL_S = 0.2
 def start_program(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Starts a module as a program; returns the process and this end of the socket.
 
-    The program's only argument is the number that it passes to `connected`. If the program ends before it connects,
-    this end of the socket reads as closed.
+    The program's only argument is a number for `connected`. If the program ends before it connects, a read from the
+    returned socket reports the end of the stream.
 
     Args:
-        environment: the variables of the program.
+        environment: environment variables of the program.
 
     Raises:
         OSError: no process or no socket can be made.

@@ -28,13 +28,13 @@ _NO_HINTS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def pack(message: Any) -> bytes:
-    """Returns a message as msgpack. Raises the errors of msgpack for values that it cannot write."""
+    """Returns a message as msgpack. Raises the errors of msgpack for unsupported values."""
     packed: bytes = msgpack.packb(message, default=_encode, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(packed: bytes) -> Any:
-    """Returns a message, with arrays as tuples. Raises the errors of msgpack for bytes that it cannot read."""
+    """Returns a message, with arrays as tuples. Raises the errors of msgpack for invalid bytes."""
     return msgpack.unpackb(packed, use_list=False, strict_map_key=False, unicode_errors="surrogatepass")
 
 
@@ -50,7 +50,7 @@ _decoders: dict[type, _Convert] = {}
 
 
 def crosses(kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
-    """Registers a class whose instances go to another process as the tuple that `encode` makes."""
+    """Registers a class whose instances go to another process as the tuple made by `encode`."""
     _encoders[kind], _decoders[kind] = encode, decode
 
 
@@ -68,7 +68,7 @@ class _Record(Generic[T]):
         self._make = make
         self._types = {field: _types_of(hint) for field, hint in hints.items()}
         self.conversions = [_conversion(hint) for hint in hints.values()]
-        # Positions and conversions of the fields to convert. The key is the types of all fields as received.
+        # Keys: the types of all received fields. Values: (position, conversion) of each field that needs a conversion.
         self._plans: dict[tuple[type, ...], list[tuple[int, _Convert]]] = {}
 
     def decode(self, packed: Any) -> T:
@@ -98,10 +98,10 @@ class Codec(_Record[T]):
     """Encodes and decodes a dataclass for the wire. The dataclasses in its fields must have codecs already.
 
     Args:
-        hints: types of fields, instead of the dataclass's own type hints; Any: the constructor checks the value.
+        hints: types to use in place of the dataclass's type hints, by field; Any: the constructor checks the value.
         left_out: fields that are not sent; they become None.
-        n_kept: Number of decoded instances to keep. Equal fields return the same instance. Only for an
-            immutable dataclass whose constructor is slow.
+        n_kept: Number of decoded instances to keep. Equal fields are decoded to the same instance. Only for an
+            immutable dataclass with a slow constructor.
 
     Attributes:
         encode: returns the fields of an instance; pack() uses it for instances inside a message.
@@ -115,11 +115,11 @@ class Codec(_Record[T]):
         super().__init__(kind.__name__, types_of_fields, _constructor(kind, fields, dict.fromkeys(left_out)))
         self.encode: Callable[[T], Any] = attrgetter(*fields)
         self._n_kept = n_kept
-        self._kept: tuple[tuple[Any, T], ...] = ()  # (fields, instance); other threads read it
+        self._kept: tuple[tuple[Any, T], ...] = ()  # pairs (fields, instance); other threads read this tuple
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:
-        """Returns a kept instance with equal fields of the same types, or decodes. Types count, because 1 == True."""
+        """Returns a kept instance with equal fields of equal types (1 == True), or a new instance."""
         for theirs, made in self._kept:
             if theirs == packed and [*map(type, theirs)] == [*map(type, packed)]:
                 return made
@@ -149,8 +149,9 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
 
 
 def _hint(kind: type, name: str) -> Any:
-    """Returns the type hint of one field. typing.get_type_hints evaluates the hints of all fields, and Python before
-    3.12 cannot evaluate array[float]."""
+    """Returns the type hint of one field. Does not use typing.get_type_hints, which evaluates the hints of all fields:
+    Python before 3.12 cannot evaluate array[float].
+    """
     hint = kind.__annotations__[name]
     return eval(hint, vars(sys.modules[kind.__module__])) if isinstance(hint, str) else hint
 
@@ -174,7 +175,7 @@ def _types_of(hint: Any) -> set[type] | None:
 
 
 def _conversion(hint: Any) -> _Convert | None:
-    """Returns a function that converts a value (not None) of a message to this hint; None: nothing to convert."""
+    """Returns a function that turns a received value (not None) into the type of `hint`; None if no value needs it."""
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any or hint in _PLAIN:
         return None

@@ -27,7 +27,7 @@ def connect(config: EngineConfig) -> FrontClient:
 def with_front_client(
     client: EngineClient, max_queue: int | None, connect: Callable[[EngineConfig], EngineClient] | None = None
 ) -> FrontClient:
-    """Returns a client in the form that entry points use.
+    """Returns a FrontClient around `client`. Entry points use only such clients.
 
     Args:
         connect: makes the engines again after a sleep; None: the engines cannot sleep.

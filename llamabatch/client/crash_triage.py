@@ -1,6 +1,6 @@
 """The requests of one supervisor, and the search for a request that kills its child processes.
 
-A child names the requests that it admits before it computes them. If the child dies, these requests are the suspects:
+Before a child computes requests, it reports them as admitted. If the child dies, these requests are the suspects:
 the next child gets them one at a time, the last admitted first, and all other requests wait. If two children die while
 they compute the same request alone, this request is the culprit and ends with an error. A first death is forgiven,
 because its cause may be outside the process. A death that seems to come from outside counts half. Once the culprit is
@@ -30,22 +30,23 @@ from llamabatch.scheduler.deadlines import deadline_message
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 2
-FROM_OUTSIDE = 0.5  # weight of a death that seems to come from outside the process
-# A suspect is cleared once it has run alone for _CLEAR_FACTOR times as long as it had run when the child died, plus
-# _CLEAR_S seconds. Alone, a request runs at least as fast, so by then it is past the token at which the child died.
+FROM_OUTSIDE = 0.5  # a death counts this much if it seems to come from outside the process
+# A suspect is cleared once it has run alone for long enough: _CLEAR_FACTOR times its run in the child that died, plus
+# _CLEAR_S seconds. A request that runs alone runs at least as fast as with other requests. So by then the suspect is
+# past the token at which the child died.
 _CLEAR_FACTOR = 2.0
 _CLEAR_S = 1.0
-# Part of the error of a request that kills the engine.
+# These words are part of the error of a request that kills the engine.
 KILLS_ALONE = "while it computed this request alone"
 _LOST = "an exception in this process has lost the request"
 
 
 @dataclass
 class _Emitted:
-    """The part of one continuation that its caller has received.
+    """The output of one continuation already sent to its caller.
 
     Attributes:
-        n_repeated_tokens, n_repeated_chars: size of the part that the present child will send a second time.
+        n_repeated_tokens, n_repeated_chars: size of the part that the present child will send again.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -58,16 +59,16 @@ class _Emitted:
 
 
 class TrackedRequest:
-    """A request that survives the death of a child, and the part of its output that its caller has received.
+    """A request that survives the death of a child, and its output already sent to its caller.
 
     Args:
-        number: number of the request in the order of arrival.
+        number: position of the request in the order of arrival.
 
     Attributes:
         admitted_s: time at which the present child admitted the request, by the supervisor's clock; None before.
         ran_s: longest time from the admission of the request to the death of its child, in seconds.
-        deaths: number of children that died while this request was on trial or admitted, with at most one request
-            admitted.
+        deaths: number of children that died while no request other than this one was admitted. This request was
+            admitted, or on trial.
         blame: sum of the weights of these deaths.
         died_on_trial: a child died while this request was on trial or was the only one admitted.
         aborted: the caller has aborted the request.
@@ -119,7 +120,7 @@ class TrackedRequest:
             emitted.n_repeated_tokens, emitted.n_repeated_chars = len(emitted.token_ids), emitted.n_chars
 
     def new_part(self, output: SequenceOutput) -> SequenceOutput | None:
-        """Returns the part of a child's output that the caller does not have yet; None if there is none."""
+        """Returns the part of a child's output not yet sent to the caller; None if there is none."""
         if not self.stream:
             return output if output.finished is not None else None
         emitted = self._emitted.get(output.index)
@@ -137,7 +138,7 @@ class TrackedRequest:
         return output if output.token_ids or output.text or output.finished is not None else None
 
     def last_output(self, reason: FinishReason, error: str | None) -> SequenceOutput:
-        """Returns the output that ends the request without a child, with all text and tokens emitted before."""
+        """Returns the last output of a request that ends without a child. It has all text and tokens emitted before."""
         request, start = self.request, self.request.arrival_s
         completions = tuple(
             CompletionOutput(index, "".join(emitted.pieces), tuple(emitted.token_ids), reason)
@@ -174,12 +175,12 @@ def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutp
 class CrashTriage:
     """The requests of one supervisor. Safe to call from any thread. len() is the number of requests not yet ended.
 
-    A request stays here until its sink has received the last output. So a request that an exception
-    has lost is still answered.
+    A request stays here until its sink has received the last output. So it is answered even if an exception loses it on
+    the way.
 
     Args:
-        lock: The supervisor's lock. Calls that end requests also call sinks, so the supervisor must not hold the
-            lock then.
+        lock: The supervisor's lock. Methods that end requests also call sinks, so the supervisor must not hold the lock
+            when it calls these methods.
         clock: returns seconds; tests replace it.
     """
 
@@ -193,11 +194,11 @@ class CrashTriage:
         self._unanswered: dict[str, TrackedRequest] = {}  # requests whose sinks have not received the last output
         # Each request that has not ended is either in _unsent or in _inside.
         self._unsent: dict[str, TrackedRequest] = {}
-        self._inside: dict[str, TrackedRequest] = {}  # requests that the child has
+        self._inside: dict[str, TrackedRequest] = {}  # requests in the child
         self._suspects: deque[TrackedRequest] = deque()  # requests to run alone; all are in _unsent
         self._on_trial: TrackedRequest | None = None  # the suspect that runs alone; it is in _inside
         self._unwanted: list[str] = []  # ids of requests that the child must abort
-        self._n_unexplained = 0  # deaths without an admitted request since a request last ended well
+        self._n_unexplained = 0  # number of deaths with no request admitted, since the last request that ended well
         self._n_added = 0
 
     def __len__(self) -> int:
@@ -214,7 +215,7 @@ class CrashTriage:
 
     @property
     def n_unsent(self) -> int:
-        """The number of requests that no child has."""
+        """The number of requests that are waiting for a child."""
         return len(self._unsent)
 
     def add(
@@ -245,7 +246,7 @@ class CrashTriage:
         """Returns the requests to send to the child now. They now count as inside the child.
 
         Args:
-            only: considers only these requests, and returns none while suspects are being tried.
+            only: the only requests to send; none of them is sent while suspects are being tried.
         """
         with self._lock:
             self._end_trial_in_time()
@@ -263,10 +264,10 @@ class CrashTriage:
             return sendable
 
     def _end_trial_in_time(self) -> None:
-        """Ends the trial of a suspect that has run long enough to be innocent. The next suspect can then be tried.
+        """Clears the suspect on trial once it has run for long enough. The next suspect can then be tried.
 
-        If a child has already died while the suspect was on trial, the suspect now runs alone to its end.
-        Otherwise a suspect could kill one child after another and be cleared each time.
+        A suspect is not cleared if a child has died during its trial: it then runs alone to its end. Otherwise it could
+        kill one child after another and be cleared each time.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -338,7 +339,7 @@ class CrashTriage:
         return ids
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Ends requests that no child has; returns the ids of the requests that the child must abort."""
+        """Ends requests that are waiting for a child. Returns the other ids, which the child must abort."""
         inside, ended = [], []
         with self._lock:
             for request_id in request_ids:
@@ -364,7 +365,7 @@ class CrashTriage:
                     del self._unanswered[tracked.request_id]
 
     def end_late(self) -> None:
-        """Ends requests past their deadline that no child has. A child itself ends the late requests that it has."""
+        """Ends late requests that are waiting for a child. A child ends its own late requests."""
         now = time.perf_counter()
         with self._lock:
             late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]
@@ -376,7 +377,7 @@ class CrashTriage:
 
     def child_died(self, how: str, from_outside: bool) -> None:
         """Keeps the requests of the dead child for the next child. Ends the culprit (if one is found), aborted requests
-        and requests that an exception has lost.
+        and requests lost by an exception.
 
         Args:
             how: the way in which the child ended, for messages.
@@ -401,7 +402,7 @@ class CrashTriage:
         """Removes all requests from the dead child. Returns the culprit, if one is found, and the aborted requests.
 
         Args:
-            weight: blame that this death adds to a request that ran alone.
+            weight: a request that ran alone gets this much blame for the death.
         """
         now = self._clock()
         inside, self._inside = sorted(self._inside.values(), key=_number), {}
@@ -415,7 +416,7 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if all(tracked is prime for tracked in admitted):  # else a request whose trial is over may be the cause
+            if all(tracked is prime for tracked in admitted):  # else an earlier suspect may be the cause
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:
@@ -425,14 +426,16 @@ class CrashTriage:
                 self._suspects.clear()
         elif admitted:
             self._suspects.extend(reversed(admitted))
-        elif inside:  # a first death before any request is admitted may come from outside
+        elif inside:  # no request was admitted, so a first death may come from outside
             self._n_unexplained += 1
             if self._n_unexplained >= MOST_DEATHS:
                 self._suspects.extend(inside)
         return culprit, [tracked for tracked in inside if tracked.aborted]
 
     def hand_over(self, failover: Failover, reason: str) -> None:
-        """Passes requests to `failover`, because no child will run now. Suspects, started and aborted requests stay."""
+        """Passes requests to `failover`, because no child will run now. Suspects stay, and so do requests that have
+        started or were aborted.
+        """
         with self._lock:
             suspects = {*self._suspects, self._on_trial}
             every = sorted([*self._inside.values(), *self._unsent.values()], key=_number)
@@ -447,7 +450,7 @@ class CrashTriage:
             self.forget(group)
 
     def end_all(self, reason: str) -> None:
-        """Ends all unanswered requests; `reason` is the error of the requests that were not aborted."""
+        """Ends all unanswered requests. Requests that were not aborted end with the error `reason`."""
         with self._lock:
             self._unsent.clear()
             self._inside.clear()

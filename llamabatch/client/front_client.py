@@ -1,4 +1,4 @@
-"""FrontClient: the client that entry points use. It tracks requests outside the engines, so that the death of an engine
+"""FrontClient: the client used by entry points. It tracks requests outside the engines, so that the death of an engine
 loses no request and no count.
 """
 
@@ -59,15 +59,15 @@ def slots_of(config: ResolvedConfig) -> int:
 class FrontClient:
     """The owner of each request from its submit to its last output.
 
-    It refuses requests if the queue is full or their ids are in flight, parses texts, and counts requests when they
-    come and when they end. It passes other calls to the inner client.
+    It refuses requests if the queue is full or their ids are in use, parses texts, and counts requests when they come
+    and when they end. It passes other calls to the inner client.
 
     Unused engines may sleep: they are closed, and the next use makes them again with the same options.
 
     Args:
         client: the inner client, which has the engines.
-        max_queue: continuations that may wait for a slot, in addition to the running ones; None: no limit.
-        connect: makes the engines again after a sleep; None: they cannot sleep.
+        max_queue: number of continuations that may wait for a slot, in addition to the running ones; None: no limit.
+        connect: makes the engines again after a sleep; None: the engines cannot sleep.
 
     Attributes:
         inner: the client that has the engines; an AsleepClient while they sleep.
@@ -92,7 +92,7 @@ class FrontClient:
         self._n_users = 0
         self._is_moving = False  # a thread is putting the engines to sleep or waking them
         self._is_closed = False
-        self._cancelled = threading.Event()  # set: cancels a load that wakes the engines
+        self._cancelled = threading.Event()  # once set, waking the engines is cancelled
         self._changed = threading.Condition()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # read first: the engine's counts must not be older
+        counts = self.in_flight.figures()  # read first, because the engine's counts must not be older than these
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 
@@ -145,7 +145,9 @@ class FrontClient:
         return self.inner.adapters
 
     def next_seed(self) -> int:
-        """Returns a seed for a request without one, drawn from the engine's seed; -1: the engine has no seed."""
+        """Returns a seed for a request without a seed. The engine's seed determines these seeds; -1: the engine has
+        none.
+        """
         return -1 if self._seeds is None else self._seeds.getrandbits(64)
 
     def count_refused(self, outputs: list[SequenceOutput]) -> None:
@@ -168,8 +170,8 @@ class FrontClient:
 
         Raises:
             EngineError: the file of the model has changed.
-            EngineClosedError: the client was closed; this is a fork; or a sink calls while the engines sleep.
-            The errors of a load. The next use tries to load again.
+            EngineClosedError: the client was closed; this is a fork; or a sink uses the engines while they sleep. The
+            errors of a load. The next use tries to load again.
         """
         self._fork_guard.check()
         with self._changed:
@@ -192,7 +194,7 @@ class FrontClient:
         """Closes the engines until they are used again. Writes cells of finished requests to the folder of cache_disk.
 
         Raises:
-            EngineError: the engines are in use, or cannot sleep; or a sink calls this.
+            EngineError: the engines are in use, or cannot sleep; or this is called in a sink.
             EngineClosedError: the client was closed.
         """
         self._fork_guard.check()
@@ -259,7 +261,7 @@ class FrontClient:
 
 
 def _stamp(config: EngineConfig) -> object:
-    """Returns size and time of all parts of the model's file; None: no file is there, and a load will report this."""
+    """Returns size and time of each part of the model's file; None: a file is missing, and a load will report this."""
     try:
         found = [part.stat() for part in part_paths(resolve(config.model))]
     except (OSError, LlamaBatchError):

@@ -1,4 +1,4 @@
-"""FrontSink: wraps a caller's sink, counts ends, and splits texts into thinking, answer and tool calls."""
+"""FrontSink: wraps a caller's sink, counts ended requests, and splits texts into thinking, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.request import Request
 
 _TRIES = 2  # attempts to remove an ended request, which would otherwise count towards max_queue forever
-_MOST_KEPT = 4096  # most outputs to keep for a sink that raises
+_MOST_KEPT = 4096  # maximum number of outputs to keep for a sink that raises
 
 
 class FrontSink:
-    """A sink that counts a request and removes it from the table before the caller gets the last output.
+    """A wrapper of a caller's sink. Before the caller gets the last output of a request, the request is counted and
+    removed from the table.
 
     Args:
         sink: the caller's sink.
@@ -26,8 +27,8 @@ class FrontSink:
     def __init__(self, table: RequestTable, sink: Sink) -> None:
         self._table = table
         self._sink = sink
-        # Raw and parsed outputs, by the id() of the raw ones. After an error of the sink the same outputs come again,
-        # and a parser must not read them twice.
+        # (raw output, parsed output) by the id() of the raw output. After an error of the sink, the same raw outputs
+        # come again, but a parser must not read them twice.
         self._kept: dict[int, tuple[SequenceOutput, SequenceOutput]] = {}
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
@@ -61,7 +62,7 @@ class FrontSink:
             passed.append(changed)
         if raised is None:
             return outputs if all(map(operator.is_, passed, outputs)) else passed
-        self._keep(outputs, passed)  # the client calls again with each output alone
+        self._keep(outputs, passed)  # the client passes each output again, alone
         try:
             raise raised
         finally:
@@ -79,7 +80,7 @@ class FrontSink:
         except Exception:
             if output.finished is None or output.finished.error is None:
                 raise  # the engine ends the request with this error
-            return output  # the caller waits for the last output, even if the parser fails again
+            return output  # the caller must get the last output, even if the parser fails again
 
     def _keep(self, outputs: list[SequenceOutput], passed: list[SequenceOutput]) -> None:
         for output, changed in zip(outputs, passed, strict=True):
@@ -92,7 +93,7 @@ class FrontSink:
         for output in outputs:
             self._kept.pop(id(output), None)
         for key, (output, _) in list(self._kept.items()) if ended else ():
-            if output.request_id in ended:  # after its last output, a request's outputs do not come again
+            if output.request_id in ended:  # an ended request has no more outputs
                 self._kept.pop(key, None)
 
 

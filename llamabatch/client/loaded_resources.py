@@ -1,4 +1,4 @@
-"""LoadedResources: the adapters and prefixes that an engine has loaded."""
+"""LoadedResources: the adapters and prefixes loaded in an engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
 class LoadedResources:
-    """The adapters and prefixes that an engine has loaded. An engine that replaces this one loads them again.
+    """The adapters and prefixes loaded in an engine. A new engine in its place loads them again.
 
     Args:
-        adapters: names and paths of the adapters that the first engine loads from its config.
+        adapters: names and paths of the adapters in the config. The engine itself loads these.
 
     Attributes:
         adapters: paths by name.
@@ -25,7 +25,7 @@ class LoadedResources:
         self.prefixes: dict[str, None] = {}
 
     def record(self, method: EngineMethod, *arguments: Any) -> None:
-        """Records a call that an engine has answered."""
+        """Records a call answered by an engine."""
         if method == "load_adapter":
             self.adapters[arguments[0]] = arguments[1]
         elif method == "unload_adapter":

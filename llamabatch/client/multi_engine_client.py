@@ -17,8 +17,8 @@ from llamabatch.errors import EngineClosedError
 
 
 class MultiEngineClient(LocalClient, Router):
-    """A client of several engines; the plan of `first` gives their number. With a small model, the threads of one
-    engine mostly wait for each other; several engines with one thread each do not wait.
+    """A client of several engines. The plan of `first` gives the number of engines. With a small model, the threads of
+    one engine mostly wait for each other; several engines with one thread each do not wait.
 
     Args:
         first: an engine that has loaded the weights.

@@ -14,9 +14,9 @@ from llamabatch.request.joining import joined
 from llamabatch.request.outputs import SequenceOutput
 
 # After a message the sender rests: REST_PER_OUTPUT_S seconds for each request in the message, at most MOST_REST_S.
-# Outputs of the steps during a rest are sent together at its end, with all tokens of a continuation in one output. The
-# cost of an output does not depend on its number of tokens. First tokens and last outputs do not wait.
-# benchmarks/server_http.py measures the CPU time of a token.
+# Outputs of steps during a rest are sent together when it ends, with all tokens of a continuation in one output. This
+# saves time, because an output of many tokens costs no more than an output of one token. The first and the last output
+# of a request do not wait. benchmarks/server_http.py measures the CPU time of a token.
 REST_PER_OUTPUT_S = 0.0005
 MOST_REST_S = 0.02
 
@@ -30,16 +30,16 @@ class OutputSender:
         self._held: list[SequenceOutput] = []
         self._has_held = threading.Event()
         self._rests_until_s = 0.0  # time.perf_counter()
-        self._begun: set[str] = set()  # requests that sent an output, but not their last one
-        self._unsent: dict[str, str] = {}  # by request_id: the error for which an output was not sent
+        self._begun: set[str] = set()  # ids of requests with some, but not all, outputs sent
+        self._unsent: dict[str, str] = {}  # errors of outputs that could not be sent, by request_id
         threading.Thread(target=self._send_held, name="llamabatch-outputs", daemon=True).start()
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
         """Sends outputs now, or holds them back.
 
         Raises:
-            Exception: an output cannot be packed, or the message is too large. emit() then passes each output alone.
-                A request whose output cannot be sent alone ends with an error.
+            Exception: an output cannot be packed, or the message is too large. emit() then calls the sink again with
+                each output alone. A request whose output cannot be sent alone ends with an error.
         """
         with self._lock:
             self._check_sent(outputs)
@@ -65,7 +65,9 @@ class OutputSender:
         self._rests_until_s = time.perf_counter() + min(MOST_REST_S, n_outputs * REST_PER_OUTPUT_S)
 
     def _send(self, held: list[SequenceOutput], outputs: list[SequenceOutput]) -> None:
-        """Sends held and new outputs together. If new outputs cannot be packed, sends the held ones and raises."""
+        """Sends held and new outputs together. If new outputs cannot be packed, sends only the held outputs and
+        raises.
+        """
         try:
             self._pack_and_send(joined(held + outputs) if held else outputs)
         except OSError:

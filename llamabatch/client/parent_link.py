@@ -19,7 +19,7 @@ class ParentLink:
     Messages wait in this object until `receive`. A child therefore never blocks a parent that sends.
 
     Args:
-        number: the argument of this program.
+        number: the only argument of this program; see child_socket.connected.
     """
 
     def __init__(self, number: int) -> None:

@@ -30,9 +30,9 @@ from llamabatch.request.adapters import adapter_path, check_known
 from llamabatch.request.request import Request
 from llamabatch.utils.lifetime import Lifetime
 
-_CLOSE_TIMEOUT_S = 20.0  # seconds for a running step to end at a close; then the child is killed
+_CLOSE_TIMEOUT_S = 20.0  # after this time, close() kills a child whose step is still running
 
-Instance = tuple[EngineConfig, dict[str, str]]  # one child: the config that is sent to it, its environment variables
+Instance = tuple[EngineConfig, dict[str, str]]  # one child: its config and its environment variables
 
 
 class _ProcessClient:
@@ -41,7 +41,7 @@ class _ProcessClient:
     Args:
         instances: returns the children of a resolved config.
         reach: returns the object that receives requests: the only supervisor, or a router over all supervisors.
-        program: the module that each child runs. It reads and writes the messages of wire.py.
+        program: the module run by each child. It reads and writes the messages of wire.py.
         policy: the rules for replacing a dead child.
     """
 
@@ -114,7 +114,7 @@ class ChildClient(_ProcessClient):
     """An engine in a child process. If llama.cpp crashes, this process survives, and another child takes over.
 
     Args:
-        program: the module that the child runs. It reads and writes the messages of wire.py.
+        program: the module run by the child. It reads and writes the messages of wire.py.
         policy: the rules for replacing a dead child.
 
     Raises:
@@ -159,7 +159,7 @@ def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:
 
 
 class _Children:
-    """The supervisors, their child processes, and the parent's vocabulary: an Endable that ends all of them."""
+    """An Endable that ends the supervisors, their child processes, and the parent's vocabulary together."""
 
     def __init__(self, model: Model) -> None:
         self.list: list[Supervisor] = []
@@ -236,7 +236,7 @@ class _ChildAdapters:
         done: list[Supervisor] = []
         try:
             for child in self._children:
-                if child.alive or len(self._children) == 1:  # if the only child is dead, its call raises
+                if child.alive or len(self._children) == 1:  # the call raises if the only child is dead
                     child.call(*call)
                     done.append(child)
         except LlamaBatchError:

@@ -22,10 +22,14 @@ class Watcher(Protocol):
     """An observer of all requests. The table calls it under its lock, so the methods must not block."""
 
     def enter(self, requests: list[Request], now: float) -> None:
-        """Records requests that are in flight from time.perf_counter() `now` on. An exception refuses all requests."""
+        """Records requests as in flight from the time `now`, in seconds of time.perf_counter(). If this method raises,
+        all these requests are refused.
+        """
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
-        """Records that a request has ended with this output; None: it was never queued. May be called twice."""
+        """Records that a request has ended with this output; None: it was never queued. May be called twice for a
+        request.
+        """
 
 
 class Call:
@@ -46,7 +50,7 @@ class InFlight:
 
     Attributes:
         n_copies: number of its continuations.
-        background: the request counts in the queue of background requests.
+        background: True for a background request.
     """
 
     __slots__ = ("_parsers", "background", "call", "n_copies", "request")
@@ -86,7 +90,7 @@ class RequestTable:
         self._n_slots = n_slots
         self._max_queue = max_queue
         self._in_flight: dict[str, InFlight] = {}
-        self._n_copies = {False: 0, True: 0}  # continuations in flight; True: of background requests
+        self._n_copies = {False: 0, True: 0}  # number of continuations in flight, by InFlight.background
         self._counts = RequestCounts()
         self._n_rejected = 0
         self._lock = threading.Lock()
@@ -138,7 +142,7 @@ class RequestTable:
         return new, repeated
 
     def _check_room(self, requests: list[Request], background: bool, most: int) -> None:
-        """Raises QueueFull if the queue has no room for these requests. Counts only requests with this `background`."""
+        """Raises QueueFull if the queue has no room for these requests. `background`: which queue is checked."""
         n_new = sum(request.params.n_copies for request in requests if request.params.background == background)
         n_in_flight = self._n_copies[background]
         if n_new and n_new > most - n_in_flight:

@@ -10,7 +10,7 @@ _NONE_CAN_START = f"{ENGINE_ENDED}, and no other one can start"
 
 
 def gave_up(error: str | None) -> bool:
-    """Returns True if a request ended because no engine ran. The request has no fault, and another engine may start."""
+    """Returns True if a request ended because no engine ran. The request is not at fault. Another engine may start."""
     return error is not None and (_GAVE_UP in error or _NONE_CAN_START in error)
 
 
@@ -21,19 +21,20 @@ def none_can_start(why: str) -> str:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Limits and waits for replacing a child.
+    """The limits and delays of restarts after a child has died.
 
     Attributes:
-        most: the most restarts in a row; a request that ends well resets the count. After one more death no child
-            starts. 0: no child is replaced.
+        most: maximum number of restarts in a row; a request that ends well resets the count. After one more death there
+            is a pause of retry_s. With 0, no child is replaced.
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
             twice the previous one.
         longest_s: the longest of these delays, seconds.
-        retry_s: Seconds from the death after the last restart until one more child starts. Until then requests end
-            with an error and calls raise. Each further death without a result doubles this delay, up to longest_s.
-            Unused if `most` is 0.
+        retry_s: pause in seconds once a child has died after `most` restarts in a row. Then one more child starts.
+            During the pause requests end with an error and calls raise. Each further death without a result doubles
+            the pause, up to longest_s. Unused if `most` is 0.
         hang_s: seconds without a sign of life after which a child is killed and replaced.
-        start_s: the same limit before the first sign of life, longer because a slow disk may delay the start.
+        start_s: the same before the child's first sign of life. It is longer than hang_s, because a slow disk may delay
+            the start.
     """
 
     most: int = 8
@@ -67,11 +68,11 @@ class Restarts:
         self.in_a_row = 0
 
     def refused(self) -> None:
-        """Sets the count of deaths above the limit, because a child cannot start."""
+        """Puts the count of deaths in a row above the limit, because a child cannot start."""
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:
-        """Sets the time at which the next child is tried. Until that time calls raise."""
+        """Sets the time at which the next child is tried. Calls raise until then."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
         self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
 
@@ -80,7 +81,7 @@ class Restarts:
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
-        """Counts a child that is tried at the time that given_up() has set."""
+        """Counts the start of a child after the wait of retry_in()."""
         self.total += 1
 
     def after_death(self) -> float | None:
@@ -112,7 +113,7 @@ class Silence:
         self._last_s: float | None = None
 
     def look(self, n_received: int, reader_is_busy: bool, now: float) -> float:
-        """Returns the silence so far, seconds.
+        """Updates and returns the length of the silence, in seconds.
 
         Args:
             n_received: number of messages received so far.

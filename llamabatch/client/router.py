@@ -52,16 +52,17 @@ class Router:
     """Several engines with the methods of one EngineClient. Safe to call from any thread.
 
     Args:
-        keeps_prefixes: The engines keep the cells of finished requests. The next turn of a chat then goes to the engine
-            of the last turn. It goes to the least loaded engine instead if the difference of their loads is larger
-            than the saved tokens plus the tokens of the request.
+        keeps_prefixes: The engines keep the KV cells of finished requests. A request then goes to the engine that last
+            computed the start of its prompt: the next turn of a chat goes to the engine of the turn before. But the
+            least loaded engine gets the request if the difference between the loads exceeds the tokens saved by the
+            cells plus the expected tokens of the request.
     """
 
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # expected tokens of the requests in flight
-        self._last_stats = [EngineStats()] * len(self._members)  # kept for members that are gone, too
-        self._owners: dict[str, tuple[int, int]] = {}  # by request_id: index of the member, tokens added to its load
+        self._last_stats = [EngineStats()] * len(self._members)  # members that are gone keep their stats here
+        self._owners: dict[str, tuple[int, int]] = {}  # request_id: (index of the member, tokens added to its load)
         self._moving: set[str] = set()  # ids of requests that move from a dead member to another one
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
@@ -114,7 +115,7 @@ class Router:
         return counted
 
     def take_over(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
-        """Sends requests that never started in a dead engine to the other engines.
+        """Moves requests from a dead engine to the other engines. The requests have never started.
 
         Args:
             reason: the error of the requests if no other engine is left.
@@ -175,7 +176,7 @@ class Router:
 
     @property
     def outage(self) -> Outage | None:
-        """The outage of the engine that may return first, if all engines are gone; see EngineClient.outage."""
+        """The outage of the engine that may return first; None while an engine works. See EngineClient.outage."""
         outages = []
         for member in self._members:
             outage = member.outage
@@ -213,7 +214,7 @@ class Router:
 
 
 class Affinity:
-    """A table of the member that last computed each prefix. This member may still have the cells. Pure Python."""
+    """A table of prefixes, each with the member that last computed it and may still have its KV cells. Pure Python."""
 
     def __init__(self) -> None:
         self._members: dict[int, int] = {}

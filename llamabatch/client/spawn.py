@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals from other processes; a crash of native code ends with other signals
-_VMSTAT = "/proc/vmstat"  # the kernel counts a kill for lack of memory in its line oom_kill, then sends the signal
-_REQUESTS_A_MESSAGE = 256  # most requests in a message, so that its size stays far below the wire's limit
+_VMSTAT = "/proc/vmstat"  # the kernel increases oom_kill here before it kills a process for lack of memory
+_REQUESTS_A_MESSAGE = 256  # maximum; a message then stays far below the wire's size limit
 
 
 class Listener(Protocol):
@@ -43,7 +43,7 @@ class Listener(Protocol):
     def on_admitted(self, child: Child, request_ids: list[str]) -> None: ...
 
     def on_stats(self, child: Child, packed: dict[str, Any]) -> None:
-        """Called with the figures of the child's engine since its start."""
+        """Called with the counts of the child's engine since the start of the child."""
 
     def on_exit(self, child: Child) -> None:
         """Called when the child has ended and all its messages are delivered; see child.exit_reason."""
@@ -53,9 +53,9 @@ class Child:
     """A child process, and the thread that reads from it.
 
     Args:
-        config: has no option "auto".
-        environment: variables that the child gets in addition to this process's.
-        program: the module that the child runs. It reads and writes the messages of wire.py.
+        config: a config in which no option is "auto".
+        environment: additional environment variables of the child.
+        program: the module run by the child. It reads and writes the messages of wire.py.
 
     Attributes:
         ready: done when the child has started; its exception is the error of a failed start.
@@ -64,8 +64,8 @@ class Child:
         received_s: time.monotonic() of the last message; None before the first.
         reader_is_busy: the reading thread runs a callback and cannot receive a message.
         has_beaten: the child has sent a heartbeat.
-        from_outside: another process seems to have killed the child; its own code did not crash, and the kernel did
-            not kill it for its memory.
+        from_outside: another process seems to have killed the child: the child did not crash, and the kernel did not
+            kill it for lack of memory.
         last_token_s: time.monotonic() of the last token of its engine; None before the first.
     """
 
@@ -104,7 +104,7 @@ class Child:
             raise
 
     def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
-        """Sends requests. If sending fails, kills the child, and the end of the child calls on_exit.
+        """Sends requests. If sending fails, kills the child; on_exit is called once the child has ended.
 
         Returns:
             The errors of the requests that cannot be sent to any child, by request id.
@@ -127,7 +127,7 @@ class Child:
     def _send(self, packed: bytes) -> None:
         try:
             self._wire.send_packed(packed)
-        except OSError:  # the child has ended, or must end because it may have part of a message
+        except OSError:  # a child that still runs may have received half a message, so it must end
             self._process.kill()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -144,7 +144,7 @@ class Child:
             if self._ended:
                 raise EngineClosedError(f"the engine process ended: {self.exit_reason}")
             self._answers[number] = answer
-        self._send(packed)  # if the child has just died, the reading thread fails the answer
+        self._send(packed)  # if the child has just died, the reading thread ends the answer with an error
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:
@@ -155,7 +155,7 @@ class Child:
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
     def ask_to_end(self) -> None:
-        """Sends close to the child. Returns at once, because a hanging child with a full socket blocks the sender."""
+        """Sends close to the child. Uses a new thread, because a hanging child with a full socket blocks the sender."""
 
         def send() -> None:
             with contextlib.suppress(OSError):  # the child may have ended already
@@ -226,7 +226,7 @@ class Child:
             return self._answers.pop(number)
 
     def _fail_answers(self) -> None:
-        """Fails all answers that are still awaited, because the child has ended."""
+        """Ends all awaited answers with an error, because the child has ended."""
         self.exit_reason = self._find_exit_reason()
         with self._lock:
             self._ended = True
@@ -254,8 +254,8 @@ def _error(name: str, text: str) -> Exception:
 
 
 def oom_kills() -> int | None:
-    """Returns the number of processes that the kernel has killed since boot because memory ran out. None if the kernel
-    does not count them (not Linux, or before 4.13).
+    """Returns the number of processes killed by the kernel since boot because memory ran out. None if the kernel does
+    not count them (not Linux, or before 4.13).
     """
     lines = system.kernel_lines(_VMSTAT)
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -46,15 +46,15 @@ class Supervisor:
     """An engine in one child process at a time, with the methods of EngineClient. Safe to call from any thread.
 
     Args:
-        config: has no option "auto".
-        environment: variables that a child gets in addition to this process's.
-        program: the module that a child runs. It reads and writes the messages of wire.py.
+        config: a config in which no option is "auto".
+        environment: additional environment variables of a child.
+        program: the module run by a child. It reads and writes the messages of wire.py.
         policy: the rules for replacing a dead child.
         start_child: makes a Child; tests replace it.
         clock: returns seconds, as time.monotonic does; tests replace it.
 
     Attributes:
-        failover: receives requests that never started, when no child will run for a while; None: these requests fail.
+        failover: receives requests that never started if no child will run for a while; None: these requests fail.
         at_end: the supervisor's thread calls it just before the thread ends.
     """
 
@@ -153,7 +153,7 @@ class Supervisor:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, as EngineClient.abort does. A request that no child has ends before this method returns."""
+        """Ends requests, as EngineClient.abort does. Requests that are waiting for a child end at once."""
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child
@@ -167,7 +167,7 @@ class Supervisor:
             if self._end_reason is None or self._retry_in() is None:
                 self._check_alive()
             child = self._child if self._is_up else None
-        if child is not None and not in_a_sink():  # a sink must not wait and uses the last counts
+        if child is not None and not in_a_sink():  # a sink must not wait, so it gets the last counts
             try:
                 child.ask("stats").result()  # on_stats gets the counts before the answer
             except EngineClosedError:
@@ -198,11 +198,11 @@ class Supervisor:
         return [replace(state, n_waiting=state.n_waiting + n_unsent) for state in states[:1]] + states[1:]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
-        """Sends a call to the present child, or to the next child, and waits for the answer.
+        """Sends a call to the child and waits for the answer. If a child is starting, waits for it first.
 
         Raises:
             The error of the engine's method; EngineError if the child ended before the answer; EngineClosedError if no
-            child runs and the supervisor starts none at once.
+            child runs or is starting.
         """
         self._fork_guard.check()
         with self._changed:
@@ -324,8 +324,8 @@ class Supervisor:
                 self.at_end()
 
     def _has_other_model(self) -> bool:
-        """Returns True if another file has replaced the model's file. The clients have the vocabulary and the chat
-        template of the first file, which do not fit other weights."""
+        """Returns True if another file has replaced the model's file. Its weights do not fit the vocabulary and the
+        chat template that the clients have read from the first file."""
         try:
             found = model_identity(resolve(self._config.model))
         except (OSError, LlamaBatchError):  # the child will report the error
@@ -382,8 +382,9 @@ class Supervisor:
         return _SHORT_TICK_S if self._requests.n_unsent else _TICK_S
 
     def _open(self, child: Child) -> None:
-        """Makes the child load the adapters and prefixes of earlier children, then marks it as up. Requests come after
-        these calls, because messages keep their order."""
+        """Makes the child load the adapters and prefixes of earlier children, then marks the child as up. Requests
+        reach the child after these calls, because messages keep their order.
+        """
         if self._started.done():
             with self._lock:
                 calls = self._loaded.calls()
@@ -476,7 +477,7 @@ class Supervisor:
             return self._end_reason is None
 
     def _pop_sendable(self, only: list[TrackedRequest] | None = None) -> tuple[Child | None, list[TrackedRequest]]:
-        """Returns the child and the requests to send to it now. `only`: considers only these requests."""
+        """Returns the child and the requests to send to it now, chosen from `only` if it is given."""
         with self._lock:
             if self._child is None or not self._is_up:
                 return None, []

@@ -1,4 +1,4 @@
-"""An engine on its own thread, and the queue through which callers' threads send commands to it."""
+"""An engine on its own thread, and its queue of commands from callers' threads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 0.02  # seconds between two prefixes that an idle engine writes to the disk
+_IDLE_S = 0.02  # seconds between two prefixes written to the disk by an idle engine
 
 _END_FAILED = "the engine could not be ended in good order"
 _TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
 
 class LocalClient:
-    """An EngineClient with engines in this process. It has no child processes; its model has the adapters."""
+    """Base class of clients with engines in this process: without child processes, and with the adapters in `model`."""
 
     model: Model
 
@@ -67,7 +67,7 @@ class ThreadClient(LocalClient):
         cancelled = threading.Event()
         with cancelled_by(cancelled):
             context = contextvars.copy_context()
-        # A daemon thread: a program that never calls close() can end. Lifetime still closes the engine cleanly.
+        # A daemon thread, so that a program that never calls close() can end. Lifetime still closes the engine cleanly.
         thread = threading.Thread(target=context.run, args=(loop.serve, started), name="llamabatch-engine", daemon=True)
         try:
             thread.start()  # at an interrupt in this call, the thread may already run
@@ -77,7 +77,7 @@ class ThreadClient(LocalClient):
             self._commands.put_end()
             raise
         finally:
-            del started  # the traceback of its error refers to this frame
+            del started  # the traceback of its error refers to this frame, so the variable would make a cycle
         self.plan = engine.plan
         self.model = engine.model
         self._thread_id = thread.ident
@@ -156,7 +156,7 @@ class _EngineThread:
 
 @dataclass(frozen=True)
 class _Owned:
-    """A request that the engine has, and the command that submitted it."""
+    """A request in the engine, and the command that submitted it."""
 
     request: Request
     submit: _Submit
@@ -271,7 +271,7 @@ class _Loop:
                     self._in_flight.pop(output.request_id, None)
 
     def _close(self, output: SequenceOutput) -> None:
-        """Emits the last output of a request in flight that ended outside of a step."""
+        """Emits the last output of a request that has ended outside of a step."""
         emit_last(self._in_flight[output.request_id].submit.sink, output)
         del self._in_flight[output.request_id]
 
@@ -303,7 +303,7 @@ class _Loop:
 
 
 def _refuse(command: _Command, reason: str) -> None:
-    """Answers the rest of a command that the engine will not run."""
+    """Answers a command, or the rest of it, because the engine will not run it."""
     if isinstance(command, _Submit):
         while command.left:
             emit_last(command.sink, failure(command.left[0], reason))
@@ -338,10 +338,11 @@ _Command = _Submit | _Abort | _Call
 
 
 class CommandQueue:
-    """A queue of commands for the engine's thread. After `shut` it refuses commands, so that no command stays open.
+    """A queue of commands for the engine's thread. After `shut` it refuses commands, because no thread would answer
+    them.
 
-    A command belongs to the queue until the next command is fetched. If a command raises while it runs, it is answered
-    together with the waiting commands.
+    A command belongs to the queue until the next command is fetched. So if an error ends the thread, the command that
+    runs is answered together with the waiting commands.
     """
 
     def __init__(self) -> None:
@@ -350,14 +351,14 @@ class CommandQueue:
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
         self._current: _Command | None = None  # the command that runs now
-        # Continuations submitted (changed under the lock) and passed to the engine (changed on the engine's thread).
-        # Readers need no lock.
+        # _n_put counts submitted continuations and changes under the lock. _n_consumed counts continuations passed to
+        # the engine and changes on its thread. Reading needs no lock.
         self._n_put = 0
         self._n_consumed = 0
 
     @property
     def n_waiting(self) -> int:
-        """The number of continuations that the engine does not have yet."""
+        """The number of continuations that are not yet in the engine."""
         return max(0, self._n_put - self._n_consumed)
 
     def consumed(self, request: Request) -> None:
@@ -381,7 +382,7 @@ class CommandQueue:
             self._queue.put(command)
 
     def put_end(self) -> None:
-        """Adds the end of the commands. The engine's thread ends there."""
+        """Adds the end of the commands, which ends the engine's thread."""
         self._queue.put(None)
 
     def get(self, wait_s: float | None) -> _Command | None:

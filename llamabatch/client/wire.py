@@ -1,7 +1,7 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
 A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close;
-also stats, states and the methods of EngineClient.call. These last messages have a number, which the answer repeats.
+also stats, states and the methods of EngineClient.call. These last messages and their answers have the same number.
 Kinds from child to parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
 """
 
@@ -31,8 +31,8 @@ from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
-MAX_MESSAGE = 256 * 2**20  # most bytes of a message; a larger length means a damaged stream
-# Least and most bytes to ask of one recv(). Each call allocates all of them, even if fewer bytes come.
+MAX_MESSAGE = 256 * 2**20  # maximum bytes of a message; a larger length means a damaged stream
+# Minimum and maximum number of bytes to ask of one recv(). The call allocates this number, even if fewer bytes come.
 _AT_ONCE, _MOST_AT_ONCE = 2**16, 2**20
 _LENGTH = struct.Struct("<I")
 
@@ -52,8 +52,8 @@ class Wire:
 
     @staticmethod
     def pack(*message: Any) -> bytes:
-        """Returns a message after its length. Raises EngineError above MAX_MESSAGE, and the errors of msgpack for
-        unsupported values.
+        """Returns the bytes of a message: its length, then its content. Raises EngineError for a content above
+        MAX_MESSAGE, and the errors of msgpack for unsupported values.
         """
         data = pack(message)
         if len(data) > MAX_MESSAGE:
@@ -98,7 +98,9 @@ class Wire:
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        """Returns the next bytes; None at the end. Makes few system calls, because other threads may run after each."""
+        """Returns the next bytes; None at the end. Makes few system calls, because each call may let other threads go
+        first.
+        """
         unread = self._unread
         while len(unread) < n_bytes:
             try:
@@ -155,7 +157,7 @@ Codec(ToolCall)
 Codec(ToolCallDelta)
 Codec(CompletionOutput, _LOGPROBS)
 Codec(Timings)
-# The parent knows the fields in left_out.
+# The fields in left_out are not sent, because the parent knows them.
 _WHOLE = {"embedding": array | None, "prompt_logprobs": FlatLogprobs | None}
 Codec(RequestOutput, _WHOLE, left_out=["request_id", "prompt", "prompt_token_ids"])
 _OUTPUT = Codec(SequenceOutput, _LOGPROBS)
@@ -174,13 +176,13 @@ def check_crosses(request: Request) -> None:
 
 
 def pack_request(request: Request) -> Any:
-    """Returns the fields of a request for a message. Raises SamplingError if it cannot go to another process."""
+    """Returns the fields of a request for a message. Raises SamplingError as check_crosses does."""
     check_crosses(request)
     return _REQUEST.encode(request)
 
 
 def unpack_request(packed: Any) -> Request:
-    """Returns a request without its prompt's text. Raises EngineError (fields) or SamplingError (parameters)."""
+    """Returns a request without the text of its prompt. Raises EngineError for wrong fields, and SamplingError."""
     return _REQUEST.decode(packed)
 
 
@@ -190,7 +192,7 @@ unpack_state = _STATE.decode
 
 
 def unpack_output(packed: Any, request: Request) -> SequenceOutput:
-    """Returns an output and adds the fields that only the parent has. Raises EngineError for wrong fields."""
+    """Returns an output and adds the fields known only to the parent. Raises EngineError for wrong fields."""
     output = _OUTPUT.decode(packed)
     if output.finished is not None:  # decode() made a new object, so no copy is needed
         known = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}

@@ -31,7 +31,7 @@ def main(number: int) -> None:
     first = parent.receive()
 
     def fail(reason: str) -> None:
-        """Ends this process; the parent tries its requests again in another process."""
+        """Ends this process. The parent then sends the requests to another process."""
         with contextlib.suppress(OSError):
             parent.send("dying", reason)
         os._exit(1)
@@ -117,7 +117,7 @@ class HeartbeatThread:
         self.client: EngineClient | None = None
         self._parent = parent
         self._hooks = hooks
-        self._sending = threading.Lock()  # keeps counts in the order in which they were read
+        self._sending = threading.Lock()  # so that later counts are also sent later
         threading.Thread(target=self._beat, name="llamabatch-heartbeat", daemon=True).start()
 
     def send_stats(self) -> None:

@@ -51,8 +51,8 @@ def open_batch(given: Any) -> Batch:
     """Returns the Batch of a caller's table.
 
     Raises:
-        InputError: the table is of no known kind, its columns differ in length, two columns have the same name, or the
-            query of a relation or a LazyFrame fails.
+        InputError: the table is of an unknown kind, its columns differ in length, two columns have the same name, or
+            the query of a relation or a LazyFrame fails.
         SetupError: a data frame needs narwhals, or a relation needs pyarrow, and the package is not installed.
     """
     if isinstance(given, Mapping):
@@ -130,7 +130,7 @@ class _Dictionary:
 
 
 def _array(column: Column) -> Any:
-    """Returns numbers or booleans without null as an array of their type, other values as an array of objects."""
+    """Returns the values as an array. The dtype is object, unless the values are numbers or booleans without null."""
     import numpy as np
 
     types = {INTEGER: np.int64, NUMBER: np.float64, BOOLEAN: np.bool_}
@@ -247,7 +247,7 @@ class _Frame:
         return made.lazy() if self._is_lazy else made
 
     def _extended_pandas(self, columns: Sequence[Column]) -> Any:
-        """Extends a pandas frame. The new types are nullable, so that they do not depend on the rows of a batch."""
+        """Extends a pandas frame. The new columns have nullable types, which do not depend on the rows of a batch."""
         native = self._frame.to_native()
         pandas = self._frame.implementation.to_native_namespace()
         types = {INTEGER: "Int64", NUMBER: "float64", BOOLEAN: "boolean"}

@@ -57,19 +57,19 @@ class Generate(Closing):
         model: as for LLM, or an LLM. A given LLM stays open, and the instance cannot be pickled.
         params: SamplingParams, or a mapping of their fields, for all rows.
         prompt: a jinja2 template over the columns, as "Classify: {{ text }}", or a function. A template runs in the
-            sandbox of chat templates. {{ row["a name"] }} reads any column. A cell without a value is undefined, and
-            writing it is an error. A function takes a row as a dictionary (None for a cell without a value) and returns
-            a text, messages or token ids.
-        output: the name of the column of texts, or a mapping from "text", "reasoning", "n_tokens", "finish_reason" and
-            "error" to names of columns. None: "generated_text", or with a schema only its properties. There is always a
-            column "error" with the reason why a row failed, or null.
+            sandbox of chat templates. {{ row["a name"] }} reads any column. A cell without a value is undefined, and a
+            template must not write it. A function takes a row as a dictionary (None for a cell without a value) and
+            returns a text, messages or token ids.
+        output: the name of the text column, or a mapping from "text", "reasoning", "n_tokens", "finish_reason" and
+            "error" to column names. None: "generated_text"; but with a schema, there are only the columns of its
+            properties. There is always a column "error" with the reason why a row failed, or null.
         schema: a JSON schema of objects or a pydantic class, which the texts must fit. Its properties become columns of
             strings, 64-bit whole numbers, floats, booleans, and lists of these. Other values become texts of JSON.
         id: the column of the rows' ids, which are texts or whole numbers.
         image: the column, or columns, of pictures: paths, bytes, {"bytes": …, "path": …} as in Hugging Face datasets,
             PIL images, arrays, or lists of these. Pictures are put before the text of a conversation. The default of
             the option mmproj is then "auto".
-        audio: like `image`, for sounds. Samples are an array with its rate, as {"array": …, "sampling_rate": …}.
+        audio: like `image`, for audio. Samples are an array with its rate, as {"array": …, "sampling_rate": …}.
         system: the system message of each conversation, also a template.
         chat: True: texts are messages of a user, for the model's chat template. None: True if the model has a template.
         chat_template_kwargs: as for LLM.chat.
@@ -130,7 +130,7 @@ class Generate(Closing):
             progress: as for LLM.generate, but False by default.
 
         Raises:
-            InputError: the batch is of no known kind, a column is missing, or a column has the name of a new column.
+            InputError: the batch is of an unknown kind, a column is missing, or a column has the name of a new column.
             EngineClosedError: the instance is closed; or the engine died too often, and rows have no result. In the
                 second case the next call starts a new engine.
             ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as for LLM, in the first call.
@@ -145,7 +145,7 @@ class Generate(Closing):
         return cast(T, opened.extended(self._columns.of(cast("list[Result]", results))))
 
     def close(self) -> None:
-        """Closes the engine (not an LLM passed in) and refuses later calls. May be called twice."""
+        """Closes the engine and refuses later calls. An LLM that was passed in stays open. May be called twice."""
         self._engine.close(keep=isinstance(self._model, LLM))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Generate(Closing):
         return batch
 
     def _rows(self, batch: Batch) -> Iterator[RowPrompt]:
-        """Yields the prompt of each row. Raises InputError: a column is missing."""
+        """Yields the prompt of each row. Raises InputError if a column is missing."""
         if not batch.names:  # frameworks may send a batch without columns
             return iter(())
         return self._prompts.of(rows_of(batch, self._prompts.wanted(batch.names)))
@@ -192,7 +192,7 @@ class Generate(Closing):
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:  # the engine may have died; a new engine may run by now
+            if failed:  # the engine may have died, and a new one may have started
                 llm.stats()  # raises EngineClosedError if the engine is dead
                 if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)

@@ -61,7 +61,7 @@ def map(
     adapter_scales: OneAdapters = None,
     **options: Unpack[EngineOptions],
 ) -> T:
-    """Returns the table with further columns that a model wrote. map makes a Generate, calls it once, and closes it.
+    """Returns the table with more columns, written by a model. map makes a Generate, calls it once, and closes it.
 
     Args:
         frame: as in Generate.__call__.
@@ -115,7 +115,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Resumable:
-    """A call of a Generate that writes its results to a file, like a job."""
+    """One call of a Generate. Writes the results to a file, as a job does, so that a later call can resume."""
 
     def __init__(self, generate: Generate, path: Path, *, retry_errors: bool, force: bool) -> None:
         self._generate = generate

@@ -40,9 +40,9 @@ class RowPrompt:
 
     Attributes:
         content: a text, messages, or token ids.
-        system: the system message in front of a conversation.
+        system: the system message before the conversation.
         seed: the seed of the row.
-        id: the id of the row; None: there is no column of ids.
+        id: the id of the row; None: no column has ids.
         error: the reason why the row cannot be run; None: the row can be run.
     """
 
@@ -56,7 +56,7 @@ class RowPrompt:
         """Returns the prompt for LLM.as_completed.
 
         Args:
-            chat: true: a text becomes the message of a user.
+            chat: True: a text becomes the message of a user.
         """
         content: Any = self.content
         if isinstance(content, str):
@@ -80,11 +80,11 @@ class Prompts:
         prompt: a jinja2 template, or a function of a row.
         system: a template of the system message; None: no system message.
         id_column: the column of the ids; None: no ids.
-        media_columns: columns with pictures and sounds. The media are put before the text of a user's message.
+        media_columns: columns with pictures and audio. The media are put before the text of a user's message.
         seed: a seed for all rows. Each row's own seed is made of this seed.
 
     Raises:
-        ConfigError: a template cannot be compiled, or names no column.
+        ConfigError: a template cannot be compiled, or does not name a column.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Prompts:
 
     @property
     def _variables(self) -> dict[str, str]:
-        """The names that the templates read, each with the argument ("system" or "prompt") of its template."""
+        """The variables of the templates. Keys: names. Values: the argument with the template, "system" or "prompt"."""
         given = {"system": self._system, "prompt": self._prompt}
         return {
             name: argument
@@ -126,7 +126,7 @@ class Prompts:
         }
 
     def wanted(self, columns: Sequence[str]) -> list[str]:
-        """Returns the columns that must be read. Raises ConfigError: a column is missing."""
+        """Returns the columns that must be read. Raises ConfigError if a column is missing."""
         variables = self._variables
         for name, argument in variables.items():
             if name not in columns and name != ROW:
@@ -163,7 +163,7 @@ class Prompts:
         return RowPrompt(content, system, seed_of(self._seed, source), identity)
 
     def _with_media(self, content: Content, row: Mapping[str, Any]) -> Content:
-        """Returns a user's message with the pictures and sounds of a row before the text."""
+        """Returns a user's message with the pictures and audio of a row before the text."""
         if isinstance(content, str):
             message: Message = message_with_media(content, row, self._media_columns)
             return [message]
@@ -189,7 +189,7 @@ def seed_of(seed: int, source: object) -> int:
 
 
 class _Null(Undefined):
-    """A cell without a value. In a template it is false and undefined, and writing it raises an error."""
+    """A cell without a value. In a template it is undefined and false. Writing it into the text raises an error."""
 
     __slots__ = ()
 
@@ -233,7 +233,7 @@ def _canonical(value: object) -> bytes:
 
 
 def _of_media(value: Any) -> object:
-    """Returns a JSON value for a path, bytes, an image, or an array or number of numpy; else raises TypeError."""
+    """Returns a JSON value for a path, bytes, an image, a numpy array or a numpy number. Otherwise raises TypeError."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "convert"):  # a PIL image: its bytes may be indexes of a palette, not colours

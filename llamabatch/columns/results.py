@@ -1,4 +1,4 @@
-"""The results of rows, and the columns made of them."""
+"""The results of rows, and the columns made from the results."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Result:
 
 
 class OutputColumns:
-    """The columns that are made of results.
+    """Makes columns from results.
 
     Args:
-        output: the name of the column of texts, or a mapping from the fields of a result (OUTPUTS) to names of columns.
-            None: GENERATED_TEXT, or with a schema only the columns of its properties.
-        schema: the schema of the texts. Its properties are columns, too.
+        output: the name of the text column, or a mapping from the fields of a result (OUTPUTS) to column names. None:
+            GENERATED_TEXT without a schema, and no text column with a schema.
+        schema: the schema of the texts. Its properties become columns, too.
 
     Attributes:
         names: the names of the columns, in order.
@@ -79,7 +79,7 @@ class OutputColumns:
                 raise ConfigError(f"two new columns would have the name {show(name)}; give {cure}")
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raises InputError: one of a batch's columns has the name of a new column."""
+        """Raises InputError if a column of the batch has the name of a new column."""
         for name in self.names:
             if name in columns:
                 key = next((key for key, each in self._named.items() if each == name), "error")

@@ -1,4 +1,4 @@
-"""Makes columns from a JSON schema of objects: the type of each field, and the values of an answer."""
+"""Makes columns from a JSON schema of objects: types from the schema's fields, and values from answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamabatch.utils.checks import show
 
 STRING, INTEGER, NUMBER, BOOLEAN, JSON = "string", "integer", "number", "boolean", "json"
 _SCALARS = (STRING, INTEGER, NUMBER, BOOLEAN)
-_MOST_DEPTH = 32  # the most levels of nested lists and alternatives
+_MOST_DEPTH = 32  # maximum number of levels of nested lists and alternatives
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -31,7 +31,7 @@ class Kind:
     is_list: bool = False
 
     def value(self, given: Any) -> Any:
-        """Turns a value of JSON into a value of the column. Raises ValueError: the given value has another type."""
+        """Turns a value of JSON into a value of the column. Raises ValueError if the given value has another type."""
         if given is None:
             return None
         if not self.is_list:
@@ -66,7 +66,8 @@ class Schema:
         """Makes a Schema from a JSON schema (a mapping or its text) or a pydantic class.
 
         Raises:
-            SamplingError: `given` is not a JSON schema. ConfigError: `given` describes no objects with properties.
+            SamplingError: `given` is not a JSON schema.
+            ConfigError: `given` does not describe objects with properties.
         """
         found = structure({"json": given})
         if found is None:
@@ -82,7 +83,7 @@ class Schema:
         return cls(found, tuple(Field(name, _kind(each, root, 0)) for name, each in properties.items()))
 
     def values(self, text: str) -> dict[str, Any]:
-        """Returns the fields of an answer; a missing field is None. Raises ValueError: `text` breaks the schema."""
+        """Returns the fields of an answer; a missing field is None. Raises ValueError if `text` breaks the schema."""
         try:
             answer = json.loads(text)
         except RecursionError:
@@ -117,7 +118,7 @@ def _scalar(name: str, given: Any) -> Any:
 
 
 def _kind(schema: object, root: Mapping[str, Any], depth: int) -> Kind:
-    """Returns the type for the values of a schema: JSON if they may have several types."""
+    """Returns the column's type for the values of a schema: "json" if the values may have several types."""
     found = _of_alternatives(schema, root, depth)
     if found is not None:
         return found

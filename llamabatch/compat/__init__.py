@@ -1,4 +1,4 @@
-"""llama_cpp's names: `from llamabatch.compat import Llama` in place of `from llama_cpp`. vLLM's are in compat.vllm."""
+"""llama_cpp's names: `from llamabatch.compat import Llama` replaces `from llama_cpp`. compat.vllm has vLLM's names."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["Llama", "LlamaGrammar", "LogitsProcessorList", "StoppingCriteriaList
 
 _CACHE = "prompts that begin alike share their cells by themselves; cache_ram and cache_disk keep them for longer"
 _TYPES = "requests and responses are plain dicts"
-# Public names of llama_cpp that this module does not have, with their replacement.
+# Keys: public names of llama_cpp that are missing here. Values: what to use in their place.
 ABSENT = {
     "BaseLlamaCache": _CACHE,
     "LlamaCache": _CACHE,

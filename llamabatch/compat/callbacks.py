@@ -1,4 +1,4 @@
-"""Callbacks with llama_cpp's signature (all token ids, row of logits); biases and penalties of any number and size."""
+"""Callbacks in llama_cpp's form: each gets all token ids and a row of logits. Also Biases and Penalties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ StoppingCriteria = Callable[[Ids, Row], bool]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """A list of functions from (token ids of prompt and output, logits) to logits, applied one after another."""
+    """A list of functions that run one after another. Each gets (token ids of prompt and output, logits) and returns
+    the new logits."""
 
     def __call__(self, input_ids: Ids, scores: Row) -> Row:
         for process in self:
@@ -25,7 +26,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """A list of functions of (token ids of prompt and output, logits). If one returns True, the text ends."""
+    """A list of functions. Each gets (token ids of prompt and output, logits). If one returns True, the text ends."""
 
     def __call__(self, input_ids: Ids, logits: Row) -> bool:
         results = [criterion(input_ids, logits) for criterion in self]  # each criterion is called: it may count calls

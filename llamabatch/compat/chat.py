@@ -29,7 +29,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"  # llama_cpp's name for the template of the GGUF
 _FALLBACK = "llama-2"  # llama_cpp's format for a model without a template
 
-# SHA-256 of a chat template -> the format that llama_cpp.Llama uses in its place.
+# Keys: SHA-256 of chat templates. Values: formats. llama_cpp.Llama uses the format in place of the template.
 _GUESSED = {
     "153280e3ff55d19da1398bdb3914ee2a51b80429bfaedde11d7d216c39db80f3": "chatml",
     "7e995b379ec01747807246483647cd99030abf331653f1119e16d7ac041a3495": "mistral-instruct",
@@ -45,7 +45,7 @@ class Rendered:
     Attributes:
         text: the prompt, with special tokens written as names.
         stop: strings that end the answer, in addition to the caller's.
-        add_special: True: the tokenizer must add special tokens such as BOS; False: the template has written them.
+        add_special: True if the tokenizer must add special tokens such as BOS; False if the template has written them.
     """
 
     text: str
@@ -58,8 +58,8 @@ class Format:
     """A named chat format.
 
     Attributes:
-        turns: role -> text of a message, in which {} stands for the content.
-        ending: the text behind the last message.
+        turns: the text of a message for each role, with {} for the content.
+        ending: the text after the last message.
         stop: strings that end the answer.
         system: the text of the system message, with {} for the content. The text comes first, even if the conversation
             has no system message. "": `turns` alone decides about system messages.
@@ -164,7 +164,7 @@ def format_of(name: str | None, metadata: Mapping[str, str]) -> str:
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Returns the file's templates by the names that llama_cpp gives them."""
+    """Returns a dictionary from llama_cpp's names of the file's templates to their texts."""
     found = {key[len("tokenizer.") :]: text for key, text in metadata.items() if key.startswith(f"{_TEMPLATE}.")}
     return found | ({_DEFAULT: metadata[_TEMPLATE]} if _TEMPLATE in metadata else {})
 
@@ -216,7 +216,7 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
     """Returns the message with MARK in place of each picture, and adds the pictures to `found`.
 
     Args:
-        as_text: True: write MARK as a media part, for the model's template; False: write MARK as image_url, for the
+        as_text: True writes MARK as a media part, for the model's template. False writes MARK as image_url, for a
             handler's template.
     """
     content = message.get("content")
@@ -252,7 +252,7 @@ def called_tool(
     """Returns the tools, the name of the tool that the answer must call, and the structure of the call's arguments.
 
     Raises:
-        PromptError: the named tool is not among the tools, or llama_cpp.Llama would silently ignore the choice.
+        PromptError: the named tool is missing, or the choice has a form that llama_cpp.Llama silently ignores.
     """
     if functions is not None:
         tools = [{"type": "function", "function": function} for function in functions]
@@ -356,7 +356,7 @@ def _logprobs(given: Json | None) -> Json | None:
 
 
 def openai_v1(make: Callable[[], Any], stream: bool) -> Any:
-    """Turns the dictionaries that `make` returns into objects of the openai package. May raise ImportError."""
+    """Calls `make`, and turns its dictionaries into objects of the openai package. May raise ImportError."""
     try:
         types = importlib.import_module("openai.types.chat")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One completion: llama_cpp's arguments become a request, and its output becomes llama_cpp's dictionaries."""
+"""Turns the arguments of a completion into a request, and the request's output into llama_cpp's dictionaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llamabatch.utils.checks import integer, number, pairs, show
 Json = dict[str, Any]
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
-# Limits of SamplingParams.
+# SamplingParams has these limits.
 _MOST_BIAS = 100.0
 _MOST_PENALTY = 2.0
 _LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0
@@ -61,7 +61,8 @@ class Arguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **changed: Any) -> Arguments:
-        """Makes Arguments from `given`, overridden by `changed`. Names in `given` that are no fields are ignored."""
+        """Makes Arguments from `given` and `changed`; `changed` has priority. Names in `given` that are not fields are
+        ignored."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: given[name] for name in names if name in given} | changed)
 
@@ -78,9 +79,9 @@ def sampling_params(
 
     Args:
         prompt: the token ids of the prompt.
-        room: the number of tokens that n_ctx leaves for the output.
+        room: the number of tokens for the output within n_ctx.
         seed: the seed; None: random.
-        last_n: last_n_tokens_size.
+        last_n: the option last_n_tokens_size of Llama.
         ignore_eos: continue after an end-of-generation token.
 
     Raises:
@@ -126,8 +127,8 @@ def sampling_params(
 
 
 def _cuts(args: Arguments) -> Json:
-    """Returns the fields for temperature, cuts such as top_k, and mirostat. Out-of-range values that mean "off" or
-    "all" in llama.cpp are brought into range."""
+    """Returns the fields for the temperature, for mirostat, and for cuts such as top_k. Replaces out-of-range values
+    that mean "off" or "all" in llama.cpp."""
     temperature = number(SamplingError, "temperature", args.temperature, -1e6, 1e6)
     if temperature < 0:  # here llama_cpp draws from the unchanged logits
         return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mirostat": 0, "xtc_probability": 0.0}
@@ -173,9 +174,9 @@ class Completion:
     """The dictionaries of one completion.
 
     Args:
-        prompt_ids: the token ids of the prompt that the engine computes.
+        prompt_ids: the token ids of the prompt, as given to the engine.
         model: the value of the field "model".
-        n_vocab: the length of the logits row that stopping criteria get.
+        n_vocab: the length of a row of logits. Stopping criteria get such a row.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class Completion:
         yield self._document("", None, reason)
 
     def until_stopped(self, pieces: Iterator[SequenceOutput]) -> Json:
-        """Returns the "text_completion" dictionary of a request that stopping criteria may end."""
+        """Returns the "text_completion" dictionary of a request. Stopping criteria may end this request."""
         ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._pieces), "length"
         shown = ""
         for token_id, logprobs, ended in self._tokens(pieces):

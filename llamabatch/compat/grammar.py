@@ -1,4 +1,4 @@
-"""LlamaGrammar: a grammar or a JSON schema that the output follows, under llama_cpp's name."""
+"""LlamaGrammar: a grammar or a JSON schema for the output, under llama_cpp's name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _form(given: dict[str, Any]) -> Structure:
 
 
 def form_of(grammar: object) -> Structure | None:
-    """Returns the structure of a LlamaGrammar of this package or of llama_cpp; None for None. Raises SamplingError."""
+    """Returns the structure of a LlamaGrammar, ours or llama_cpp's; returns None for None. Raises SamplingError."""
     if grammar is None:
         return None
     if isinstance(grammar, LlamaGrammar):

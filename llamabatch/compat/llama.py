@@ -37,7 +37,7 @@ from llamabatch.utils.closing import Closing
 
 Json = dict[str, Any]
 
-# Names of llama_cpp.Llama that expose its single sequence or its settings, with the replacement here.
+# Keys: names for the single sequence or the settings of llama_cpp.Llama. Values: what to use in their place.
 _ONE_CONTEXT = "it belongs to the one sequence of llama_cpp.Llama; here many calls share the context"
 ABSENT = {
     "eval": f"{_ONE_CONTEXT}; llm.generate and llm.score compute prompts",
@@ -63,20 +63,21 @@ ABSENT = {
 class Llama(Closing):
     """A GGUF model with llama_cpp.Llama's names and defaults. Calls from many threads run as one batch.
 
-    Arguments have the same meaning as in llama_cpp.Llama; docs/from_llama_cpp_python.md lists the differences by name.
+    Arguments have the same meaning as in llama_cpp.Llama; docs/from_llama_cpp_python.md lists the differences.
     `n_ctx` is the number of tokens that one call may use, rounded up to a multiple of 256 as in llama.cpp. The number
     of calls that run at once follows from memory, or from `n_slots`.
 
     Args:
         model_path: as LLM's `model`: a .gguf file, "tiny", or a name on the hub.
-        n_threads, n_threads_batch: None: as many as the machine allows (llama_cpp: half of the cores for n_threads).
-        flash_attn: False: on if it is fast here; True: always on.
+        n_threads, n_threads_batch: None means as many as the machine allows (llama_cpp: half of the cores for
+            n_threads).
+        flash_attn: True turns flash attention on. False turns it on only if it is fast on this machine.
         logits_all, embedding: accepted without effect; logprobs and embeddings need no option.
-        verbose: accepted; llama.cpp's messages go to the logger "llamabatch.llama_cpp".
+        verbose: has no effect. llama.cpp's messages go to the logger "llamabatch.llama_cpp".
         **kwargs: options of EngineConfig, such as n_slots=16. An unknown option is refused (llama_cpp ignores it).
 
     Attributes:
-        llm: the LLM that does the work. It has the functions for which llama_cpp.Llama has no name.
+        llm: the LLM that does the work. It also has the functions that llama_cpp.Llama lacks.
         metadata: the values of the GGUF's header as texts, without lists.
 
     Raises:
@@ -148,7 +149,7 @@ class Llama(Closing):
         self._open(LLM(file, **options), given)
 
     def _open(self, llm: LLM, given: Mapping[str, Any]) -> None:
-        """Stores an LLM, and the constructor's arguments that calls need."""
+        """Stores an LLM, and the constructor's arguments for later calls."""
         self.llm = llm
         self._model = llm._client.model
         self.model_path = str(given["model_path"])
@@ -191,15 +192,15 @@ class Llama(Closing):
         cache_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> Llama:
-        """Loads a model from Hugging Face's hub, found as by LLM.from_pretrained. All parts of the model are fetched.
+        """Loads a model from Hugging Face's hub, and fetches all its parts. LLM.from_pretrained describes the search.
 
         Args:
-            repo_id: "owner/repo".
+            repo_id: the repository, as "owner/repo".
             filename: a name or a pattern, such as "*q8_0.gguf".
             additional_files: names or patterns of further parts of the model. They are only checked, because all parts
                 are fetched anyway.
             local_dir, local_dir_use_symlinks: not supported; the hub's cache stores the file.
-            cache_dir: None: huggingface_hub's own cache.
+            cache_dir: the folder of the cache; None: huggingface_hub's own.
             **kwargs: as for the constructor.
 
         Raises:
@@ -248,16 +249,16 @@ class Llama(Closing):
         """Continues a prompt.
 
         Args:
-            prompt: a text, in which names of special tokens are read as those tokens, or token ids.
-            suffix: the text behind a gap to fill. The vocabulary must have tokens for gaps (fim_pre, fim_suf, fim_mid).
-            max_tokens: None, 0 or below: as many as n_ctx leaves room for.
+            prompt: a text or token ids. Names of special tokens in a text are read as those tokens.
+            suffix: the text after a gap to fill. The vocabulary must have tokens for gaps (fim_pre, fim_suf, fim_mid).
+            max_tokens: maximum of the output's tokens. None, 0 and negative numbers: only n_ctx is the limit.
             logprobs: the number of most likely tokens to return with each token, 0 to 1024; logits_all is not needed.
-            seed: None: derived from the previous call's seed, as in llama_cpp; -1: random.
+            seed: seed of the sampler; -1: random. None: derived from the previous call's seed, as in llama_cpp.
             stopping_criteria: called in the caller's thread with the token ids so far, and with NaN for logits.
             logits_processor: called in the engine's thread, for each token of this call.
             grammar: a LlamaGrammar of this package or of llama_cpp.
             tfs_z: changes nothing, as in llama_cpp.
-            The other arguments are as in llama_cpp. Penalties look at the last last_n_tokens_size tokens of the output.
+            The other arguments are as in llama_cpp. Penalties use the newest last_n_tokens_size tokens of the output.
 
         Returns:
             A "text_completion" dictionary; with `stream` a generator of chunks. The request of a stream starts when the
@@ -339,7 +340,7 @@ class Llama(Closing):
             functions, function_call: the older names of tools and tool_choice.
             tools: functions that the model may call, for the chat template.
             tool_choice: {"type": "function", "function": {"name": …}}: the answer is a call of this function. None,
-                "auto" or "none": the answer is a text. Use llm.chat to read calls that the model decides to make.
+                "auto" or "none": the answer is a text. If the model decides about calls, use llm.chat to read them.
             response_format: {"type": "json_object"}, optionally with "schema"; or OpenAI's {"type": "json_schema", …}.
             logprobs, top_logprobs: True and the number of most likely tokens to return with each token.
 
@@ -416,7 +417,7 @@ class Llama(Closing):
                     raise PromptError("tokens were sent to generate(); start another call with them behind the prompt")
 
     def _request(self, args: Arguments, *, ignore_eos: bool = False) -> tuple[Prompt, SamplingParams, Completion]:
-        """Returns the prompt, its parameters and the Completion that makes the dictionaries. Raises ValueError."""
+        """Returns a prompt, its parameters, and a Completion for the dictionaries. Raises ValueError."""
         ids = self._prompt_ids(args)
         room = self.n_ctx() - len(ids)
         if room <= 0:
@@ -439,7 +440,8 @@ class Llama(Closing):
         return prompt, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
 
     def _prompt_ids(self, args: Arguments) -> list[int]:
-        """Returns the token ids of a prompt. With a suffix, they include the marks of infilling and the suffix."""
+        """Returns the token ids of a prompt. With a suffix, the ids also contain the special tokens for infilling and
+        the suffix."""
         model, prompt = self._model, args.prompt
         if isinstance(prompt, str):
             ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
@@ -518,7 +520,7 @@ class Llama(Closing):
         Args:
             input: a text or a list of texts; embedding=True is not needed.
             normalize: scale each vector to length 1.
-            truncate: cut a text to its first n_batch tokens; False: refuse a longer one.
+            truncate: True cuts a text to its first n_batch tokens; False refuses a longer text.
             return_count: return (vectors, number of tokens).
 
         Raises:
@@ -544,7 +546,7 @@ class Llama(Closing):
 
         Args:
             text: the text in UTF-8.
-            add_bos: add the tokens that the vocabulary puts around a text.
+            add_bos: add the vocabulary's special tokens at the ends of a text.
             special: read names of special tokens as those tokens.
 
         Raises:
@@ -578,7 +580,7 @@ class Llama(Closing):
         return LlamaTokenizer(self)
 
     def set_seed(self, seed: int) -> None:
-        """Sets the seed from which later calls without a seed derive their seeds."""
+        """Sets the first seed. Later calls without a seed derive their seeds from it."""
         with self._seed_lock:
             self._seed = integer(SamplingError, "seed", seed, -(2**63), 2**64 - 1)
 
@@ -633,7 +635,7 @@ class Llama(Closing):
         """Returns the length of the common beginning of two token lists."""
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
-    # --- life ---
+    # --- lifetime ---
 
     def close(self) -> None:
         """Ends all calls and frees the model. May be called twice."""

@@ -15,22 +15,22 @@ from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.utils.caller import caller_level
 from llamabatch.utils.checks import integer, nearest, show
 
-LORA = "lora"  # the name under which lora_path is loaded
+LORA = "lora"  # the name of the adapter in lora_path
 
-# Constants of ggml.h and llama.h, which llama_cpp's options take -> values of EngineConfig's options.
+# Keys: constants of ggml.h and llama.h, as in llama_cpp's options. Values: the same in EngineConfig's options.
 KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
 ROPE_SCALINGS = {0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
 NUMA = {0: "off", 1: "distribute", 2: "isolate", 3: "numactl"}
 
-_PAD = 256  # llama.cpp rounds the number of cells of a context up to a multiple of 256
+_PAD = 256  # llama.cpp rounds a context's number of cells up to a multiple of 256
 _LOOKUP = "LlamaPromptLookupDecoding"
 
-# Options accepted with one warning, because no text depends on them.
+# These options cause one warning and have no effect. No text depends on them.
 IGNORED = {
     "no_perf": "stats() counts, with no option",
     "lora_base": "the adapter is applied to the model as it is",
 }
-# Options refused when given, because ignoring them would change the text.
+# These options are refused, because the text would differ if they were ignored.
 REFUSED = {
     "vocab_only": "an engine has its weights; llm.tokenize and tokenize work on any loaded model",
     "attention_type": "the model's own attention is used",
@@ -95,7 +95,8 @@ def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignor
 
     Args:
         changed: the options that a caller gave.
-        refused, ignored: name of an option -> reason.
+        refused: the reason for each refused option.
+        ignored: the reason for each option without effect.
 
     Raises:
         ConfigError: an option is in `refused`.
@@ -107,10 +108,11 @@ def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignor
 
 
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
-    """Returns n_ctx as llama.cpp rounds it; for 0, the trained length.
+    """Returns n_ctx as llama.cpp rounds it. For 0, returns the trained length.
 
-    A default n_ctx is at most the trained length, and rounding does not exceed it. A given n_ctx above the trained
-    length causes one warning; a model with a table of positions then gets the trained length.
+    A default n_ctx above the trained length becomes the trained length. Rounding never passes the trained length. If
+    the caller's n_ctx is above the trained length, there is one warning and n_ctx stays. But a model with a table of
+    positions gets the trained length.
 
     Args:
         scaled: an option changes the rotary embedding. The trained length is then no limit.
@@ -139,7 +141,7 @@ def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, i
 
 
 def trained_for(header: Mapping[str, str]) -> int:
-    """Returns the number of tokens that the model was trained for; 0: the file does not say."""
+    """Returns the trained context length in tokens; 0: the file does not have it."""
     declared = header.get(_context_key(header), "")
     return int(declared) if declared.isdigit() else 0
 
@@ -149,7 +151,7 @@ def _context_key(header: Mapping[str, str]) -> str:
 
 
 def _has_rope(header: Mapping[str, str]) -> bool:
-    """Returns True if the model has a rotary embedding. Unlike a table of positions, it has no last position."""
+    """Returns True if the model has a rotary embedding. It has no last position, while a table of positions has one."""
     return any(key.startswith(f"{header.get('general.architecture', '')}.rope.") for key in header)
 
 
@@ -170,7 +172,8 @@ def _named(name: str, number: object, known: Mapping[int, str]) -> str:
 
 
 def _speculation(draft: object) -> dict[str, Any]:
-    """Returns the options of speculation by lookup, for llama_cpp's only draft class. Raises ConfigError."""
+    """Returns the options of speculation. `draft` is an object of llama_cpp's lookup class, or None. Raises
+    ConfigError."""
     if draft is None:
         return {}
     count = getattr(draft, "num_pred_tokens", None)

@@ -1,5 +1,5 @@
-"""Options of an engine: EngineConfig has them as requested, and ResolvedConfig with every choice made.
-Imports `scheduler` and the packages below it.
+"""Options of an engine: EngineConfig has the options as requested, and ResolvedConfig has the options with
+values in place of "auto". Imports `scheduler` and the packages below it.
 """
 
 from llamabatch.config.keywords import EngineOptions as EngineOptions

@@ -44,8 +44,8 @@ ALIASES = {
     "draft_max": "n_draft",
 }
 
-# Options of other libraries that have no meaning here -> (accepted values, advice). Accepted values ask for the usual
-# behaviour.
+# Keys: options of other libraries that have no meaning in llamabatch. Values: (accepted values, advice). An accepted
+# value asks only for the usual behaviour.
 _LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "verbose": ((False, None), 'the log is Python\'s: logging.getLogger("llamabatch.llama_cpp").setLevel("INFO")'),
@@ -109,7 +109,7 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "logits_processors": ((None,), "give SamplingParams(logits_processors=[f])"),
     "no_perf": ((True, False, None), "LLM.stats() has the times"),
 }
-# ggml.h's numbers for KV_TYPES, which llama_cpp.Llama accepts
+# Numbers in ggml.h of the types in KV_TYPES. llama_cpp.Llama takes a type as such a number.
 _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 

@@ -48,12 +48,12 @@ from llamabatch.utils.checks import boolean, choice, integer, items, number, pai
 from llamabatch.utils.paths import AUTO, absolute, model_name
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
-_MOST_SHARES = 16  # GPUs in tensor_split or devices
-_NAME_LENGTH = 128  # characters of a device's name
+_MOST_SHARES = 16  # maximum number of GPUs in tensor_split or devices
+_NAME_LENGTH = 128  # maximum number of characters in a device's name
 _MOST_DOMAINS = 256
 _DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
-# Options in which a draft model differs from its target. A draft model does not speculate, and no option changes the
-# values of its file.
+# The options of every draft model, whatever the options of its target are. A draft model does not speculate, and no
+# option changes the values of its file.
 OF_DRAFT_MODELS: dict[str, Any] = {
     "kv": "split", "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None,
     "device_sampling": "off", "cache_ram": 0, "cache_disk": None, "mmproj": None, "kv_overrides": (),
@@ -421,7 +421,7 @@ class EngineConfig:
 
     @property
     def speed_changes(self) -> str:
-        """The options that change the computation of a step or its device, as JSON; "": none is set."""
+        """A text of JSON with the options that change how or where a step is computed; "": no such option is set."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
         given |= {name: False for name in ("offload_kqv", "op_offload", "swa_full") if not getattr(self, name)}
@@ -469,7 +469,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(name: str, given: object, cure: str) -> str:
-    """Returns a path as a plain str. Raises ConfigError, also if __fspath__ of `given` fails."""
+    """Returns a path as a plain str. Raises ConfigError, even if __fspath__ of `given` raises another error."""
     try:
         text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
     except Exception:

@@ -1,4 +1,4 @@
-"""ResolvedConfig: the options of an engine with every choice made, and the sizes that follow from these choices."""
+"""ResolvedConfig: the options of an engine after capacity.resolve has replaced "auto", and sizes computed from them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from llamabatch.config.values import MIN_GUESSING_UBATCH
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import integer
 
-# The most bytes of logits of a decode call that checks draft tokens. With a vocabulary of 152k tokens, 8 draft tokens
-# for each of 32 slots take 175 MB.
+# The maximum size of the logits of a decode call that checks draft tokens, in bytes. With a vocabulary of 152k tokens,
+# 8 draft tokens for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
-# The most output rows of a call for the logprobs of a prompt, and the most bytes of their logits. With a vocabulary of
-# 152k tokens, each row takes 0.6 MB.
+# Two limits of a call for the logprobs of a prompt: the number of output rows, and the size of their logits in bytes.
+# With a vocabulary of 152k tokens, each row takes 0.6 MB.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class ResolvedConfig(EngineConfig):
-    """The options of an engine with every choice made, by capacity.resolve. Raises ConfigError.
+    """The options of an engine after capacity.resolve has replaced "auto" and "fit" by values. Raises ConfigError.
 
     Numbers are int, the strategy is one of the policies or "multi-instance", and kv is "split" or "unified".
     `flash_attn`, `extra_bufts` and `trial` may still be "auto": they are decided when the file is loaded.
@@ -61,7 +61,7 @@ class ResolvedConfig(EngineConfig):
         return replace(self, kv_cells=0, pooling="mean", **OF_DRAFT_MODELS)
 
     def for_one_engine(self) -> ResolvedConfig:
-        """Returns the options of one engine, with its share of the slots if several engines run in this process."""
+        """Returns the options of one engine. If several engines run in this process, each gets a share of the slots."""
         n = self.instances
         if n == 1 or self.strategy == "multi-instance":
             return self
@@ -70,15 +70,18 @@ class ResolvedConfig(EngineConfig):
 
     @property
     def n_snapshots(self) -> int:
-        """The number of earlier states to keep of a sequence: one for each guess that may be wrong."""
+        """The number of earlier states that are kept for each sequence: one for each draft token, because each draft
+        token may be wrong."""
         most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
         return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
 
     def prompt_rows(self, n_vocab: int) -> int:
-        """Returns the most output rows of one sequence in a call. The logprobs of a prompt need several rows."""
+        """Returns the maximum number of output rows of one sequence in a call. The logprobs of a prompt need several
+        rows."""
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Returns the most output rows of a call, for all of `n_slots`, the logprobs of a prompt, or guesses."""
+        """Returns the maximum number of output rows of a call: the largest of the numbers for all slots, for the
+        logprobs of a prompt, and for draft tokens."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)

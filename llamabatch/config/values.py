@@ -15,8 +15,8 @@ Fit = Literal["fit"]
 # planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
-# Smallest n_ubatch that allows guesses. A pass of a recurrent model needs room for a token of each snapshot, plus two
-# (llama-batch.cpp, split_equal).
+# The smallest n_ubatch that allows draft tokens. A ubatch of a recurrent model needs room for one token per snapshot,
+# plus two tokens (llama-batch.cpp, split_equal).
 MIN_GUESSING_UBATCH = 3
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and a context below 32 serves no request
 MAX_CTX = 2**24
@@ -28,8 +28,8 @@ SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 NUMA = ("off", "distribute", "isolate", "numactl")
-# With device_sampling, the device returns this many of the likeliest tokens of a row. top_k must be smaller, because
-# the first token that top_k drops must be known: it may tie with a kept token.
+# With device_sampling, the device returns only the likeliest tokens of each output row: this is their number. top_k
+# must be smaller, because the first dropped token must be known, too: it may be as likely as the last kept token.
 DEVICE_TOP = 65
 RANGES = (
     ("n_slots", 1, MAX_SLOTS),

@@ -15,13 +15,14 @@ from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 
-# While sequences generate, a step has at most MOST_BESIDE tokens of texts. One step has a full pass of texts after
-# STEPS_BETWEEN such steps. A decode step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
+# While sequences generate, a step embeds at most MOST_BESIDE tokens of texts. After STEPS_BETWEEN such steps, one step
+# has a full pass of texts. With a model of 0.5B in Q8_0, a decode step of 16 rows takes 45 ms, and 64 tokens of a text
+# take 80 ms.
 MOST_BESIDE = 64
 STEPS_BETWEEN = 29
-# The most seconds of a step in which pictures and sounds are encoded: while no sequence generates, and while some do.
+# Maximum seconds for encoding pictures and audio in one step. The second number applies while sequences generate.
 ENCODER_S, ENCODER_BESIDE_S = 0.2, 0.02
-LOOK_AHEAD = 256  # the most waiting texts that a step looks at, so that its cost does not grow with the queue
+LOOK_AHEAD = 256  # a step looks at this many waiting texts at most, so that a long queue does not slow steps down
 
 
 class Embeddings:
@@ -44,7 +45,7 @@ class Embeddings:
         return request_id in self._queue
 
     def add(self, request: Request) -> None:
-        """Queues a request that `validate` has accepted."""
+        """Queues a request accepted by `validate`."""
         self._queue.add(request)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:
@@ -84,7 +85,7 @@ class Embeddings:
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
     def _encode(self, seconds: float) -> bool:
-        """Encodes pictures and sounds of the request in `encoding`. Returns True once all of them are encoded."""
+        """Encodes pictures and audio of the request in `encoding`. Returns True once all of them are encoded."""
         request = self._queue.encoding
         return request is not None and self._embedder.encodes(request, seconds)
 
@@ -104,11 +105,11 @@ class EmbedQueue:
     """A queue of the waiting requests, in order of arrival.
 
     Args:
-        n_pack: the most tokens in a pass of several texts. A longer text gets a larger pass of its own.
+        n_pack: maximum number of tokens in a pass of several texts. A longer text gets a larger pass of its own.
 
     Attributes:
-        encoding: the oldest request with a picture or a sound. It has a pass of its own once its media are encoded, and
-            texts do not wait for it.
+        encoding: the oldest request with pictures or audio. Once its media are encoded, this request has a pass of its
+            own. Texts do not wait for this request.
     """
 
     def __init__(self, n_pack: int) -> None:
@@ -151,7 +152,7 @@ class EmbedQueue:
 
     def take(self, generating: bool) -> list[Request]:
         """Removes and returns the texts of the next pass: the oldest text that fits, and younger texts that fit and
-        have the same adapters. The oldest request with a picture or a sound moves to `encoding`.
+        have the same adapters. The oldest request with pictures or audio moves to `encoding`.
 
         Args:
             generating: True: the engine also has sequences to compute. A step then has at most MOST_BESIDE tokens of

@@ -46,8 +46,8 @@ from llamabatch.utils.paths import absolute, one_line
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.002  # seconds that a step waits for a grammar or a state on disk, if nothing can be computed
-_CLOSE_S = 5.0  # seconds in which an engine that closes writes prefixes to the disk
+_PATIENCE_S = 0.002  # a step with nothing else to do waits this long for a grammar or a state on disk
+_CLOSE_S = 5.0  # maximum seconds in which a closing engine writes prefixes to the disk
 
 
 class Engine(Closing):
@@ -65,8 +65,8 @@ class Engine(Closing):
     Args:
         config: The options. "auto" values are filled in; `engine.plan` has the values and the reasons. The strategy is
             one of the policies, or "auto".
-        model: a model that another engine has loaded with the same config; this engine shares its weights.
-        alone: False: this engine is one of the plan's instances, with its part of the slots.
+        model: the model of another engine with the same config; this engine shares its weights.
+        alone: False if this engine is one of several in the plan; it then gets a part of the slots.
         hooks: callbacks for admitted requests.
 
     Raises:
@@ -101,7 +101,8 @@ class Engine(Closing):
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             self._disk = _disk(self.config, self._runner.limits, self.model)
             undo.pop_all()
-        # llama.cpp's context decides whether shifts are possible. Callers without a context rely on the model's answer.
+        # The context in llama.cpp decides whether shifts are possible. The model's answer is only for callers without a
+        # context.
         self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
         self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
@@ -125,11 +126,11 @@ class Engine(Closing):
 
     @property
     def has_work(self) -> bool:
-        """True if any request is unfinished."""
+        """True if a request has not ended, or if the engine is damaged (the next step then raises)."""
         return self._damage is not None or self._scheduler.has_work or bool(self._pending) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
-        """Returns the seconds that a loop may wait for more requests before the next step.
+        """Returns the maximum seconds for a loop to wait for more requests before the next step.
 
         0: there is something to compute at once; None: there is nothing to do. `step` itself waits only for a grammar
         or a state on disk, and only briefly.
@@ -235,8 +236,8 @@ class Engine(Closing):
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
-        """Runs one step: at most one chunk of each prompt, one token of each running sequence, and one pass of texts to
-        embed."""
+        """Runs one step: computes at most one chunk of each prompt and one token of each running sequence, and embeds
+        at most one batch of texts."""
         self._check_open()
         if self._damage is not None:
             raise EngineError(self._damage)
@@ -260,7 +261,7 @@ class Engine(Closing):
         batch = self._scheduler.schedule()
         if not batch.calls and self._disk is not None and self._scheduler.prefix_cache.reads:
             self._disk.wait(_PATIENCE_S)
-        self._report_admitted()  # before a computation that may end the process
+        self._report_admitted()  # reported first, because the computation may end the process
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
 
@@ -329,7 +330,8 @@ class Engine(Closing):
         )
 
     def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:
-        """Writes the cells of a finished request with these tokens to a file; returns False if no slot has such cells.
+        """Writes the KV cells of these tokens to a file. Returns False if no finished request has left these cells in a
+        slot.
 
         Raises:
             InputError: the file cannot be written.
@@ -346,7 +348,7 @@ class Engine(Closing):
                 return False
             prefix = PrefixFile(tuple(token_ids), *saved)
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state, prefix.media_runs)
-        except InputError as error:  # the architecture has more than a plain KV cache
+        except InputError as error:  # the architecture keeps more than plain KV cells
             raise ConfigError(f"no engine would load this prefix: {error}") from error
         facts = {**kv_state.facts(self.model, self.config), "kernels": kv_state.kernels(self.config)}
         prefix_file.write(path, prefix, facts)
@@ -388,7 +390,7 @@ class Engine(Closing):
         self._scheduler.unload_prefix(absolute(path))
 
     def reset_prefix_cache(self) -> bool:
-        """Drops the cells of finished requests, also those saved in memory and on disk; returns True."""
+        """Drops the KV cells of finished requests, including saved ones in memory and on disk; returns True."""
         self._check_open()
         self._scheduler.reset_prefix_cache()
         return True
@@ -431,11 +433,11 @@ class Engine(Closing):
         """Frees context and model; requests in flight are lost. May be called twice.
 
         Args:
-            reason: message of the error that later calls of the model raise; None: "the model is closed".
+            reason: message of the error raised by later calls of the model; None: "the model is closed".
         """
         if not self._closed:
             if self._disk is not None:
-                if reason is None:  # after a failure, cells may come from a step that was not applied
+                if reason is None:  # after a failure, cells of an unfinished step may be wrong
                     self._keep_all()
                 self._disk.close()
             self._closed = True
@@ -478,14 +480,14 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 
 
 def import_the_rest() -> None:
-    """Imports all modules that later requests need. The process may have no file descriptor left for them later."""
+    """Imports the modules needed by requests. Importing them later would fail if all file descriptors were in use."""
     import numpy.ctypeslib  # noqa: F401  # numpy imports it only when it is first used
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # imports llguidance; `import llamabatch` does not
 
 
 def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
-    """Raises ConfigError if the cells of wrong guesses could not be removed."""
+    """Raises ConfigError if the engine is to guess tokens, but cannot remove the KV cells of wrong guesses."""
     why = model.uncuttable(config)
     if config.speculate == "off" or why is None or model.n_snapshots(config):
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 
-MAX_WAITING = 64  # the most waiting continuations that a state lists
+MAX_WAITING = 64  # maximum number of waiting continuations listed in a state
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class EngineState:
 
     Attributes:
         slots: all slots, by id.
-        waiting: the next continuations to be admitted, at most MAX_WAITING, in the order of the queue.
+        waiting: the continuations that will be admitted next, at most MAX_WAITING, in the order of the queue.
         n_waiting: number of waiting continuations, texts to embed, and requests on their way to the engine.
         n_embeddings: number of waiting texts to embed.
         n_ctx: the size of a slot in tokens.

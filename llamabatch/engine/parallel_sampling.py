@@ -21,7 +21,7 @@ class ParallelSampling:
 
     def __init__(self) -> None:
         self._parents: dict[str, _ParentRequest] = {}
-        self._children: dict[str, tuple[str, int]] = {}  # id of a continuation -> id of its request, index
+        self._children: dict[str, tuple[str, int]] = {}  # by id of the continuation: (id of its request, index)
 
     def __bool__(self) -> bool:
         return bool(self._parents)
@@ -59,16 +59,16 @@ class ParallelSampling:
             self._children.pop(f"{request_id}\0{index}", None)
 
     def request_of(self, request_id: str) -> str:
-        """Returns the id of the request that a continuation belongs to; any other id is returned unchanged."""
+        """Returns the id of a continuation's request. Any other id is returned unchanged."""
         child = self._children.get(request_id)
         return request_id if child is None else child[0]
 
     def ids_of(self, request_id: str) -> tuple[str, int]:
-        """Returns the id of the request that a continuation belongs to, and the index of the continuation."""
+        """Returns the id of a continuation's request, and the index of the continuation."""
         return self._children.get(request_id, (request_id, 0))
 
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-        """Returns the outputs. Outputs of continuations become outputs of their requests."""
+        """Returns the outputs, with the outputs of continuations turned into outputs of their requests."""
         merged = []
         for output in outputs:
             child = self._children.get(output.request_id)
@@ -130,7 +130,7 @@ def _whole(parent: _ParentRequest) -> RequestOutput:
 
 
 def _mean_logprob(output: RequestOutput) -> float:
-    """Returns OpenAI's measure for best_of: the mean logprob of a token."""
+    """Returns the mean logprob of a token. OpenAI also uses this number to choose among best_of continuations."""
     completion = output.outputs[0]
     if completion.cumulative_logprob is None or not completion.token_ids:
         return -math.inf

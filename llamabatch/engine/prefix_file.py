@@ -1,6 +1,6 @@
 """A file with the KV cells of a prefix: facts of the model and engine, the tokens, and llama.cpp's own bytes.
 
-The fact MMPROJ names the encoder of the pictures and sounds among the tokens. In a file of text alone MMPROJ is None,
+The fact MMPROJ names the encoder of the pictures and audio among the tokens. In a file of text alone MMPROJ is None,
 and the file fits an engine with any mmproj file. The header's media_runs has four numbers for each picture that takes
 fewer positions than cells: start, length, n_pos and n_time of MediaRun.
 
@@ -42,7 +42,7 @@ class PrefixFile:
     Attributes:
         token_ids: tokens of the prefix.
         state: llama.cpp's bytes of the prefix's cells, in a form that does not depend on the number of slots.
-        media_runs: the pictures of the prefix that take fewer positions than cells, in order.
+        media_runs: the pictures of the prefix in order, without pictures that take one position per cell.
     """
 
     token_ids: tuple[int, ...]
@@ -75,12 +75,12 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
 
 
 def has_media(token_ids: Sequence[int]) -> bool:
-    """Returns True if cells of a picture or a sound are among the tokens. Such tokens have ids below 0."""
+    """Returns True if cells of a picture or of audio are among the tokens. Such tokens have ids below 0."""
     return min(token_ids) < 0
 
 
 def fits(header: Mapping[str, Any], facts: Mapping[str, Any], token_ids: Sequence[int]) -> bool:
-    """Returns True if a file with this header and these tokens fits an engine with these facts."""
+    """Returns True if an engine with these facts can use a file with this header and these tokens."""
     own = {name: header.get(name) for name in facts}
     if has_media(token_ids):
         return own == facts and own.get(MMPROJ) is not None
@@ -123,8 +123,8 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 
 class _Reader:
-    """Reads a file piece by piece, and trusts nothing in the file. A correct checksum proves that nothing was lost, but
-    not that the writer meant no harm. All methods raise InputError."""
+    """Reads a file piece by piece, and trusts nothing in the file. The checksum shows damage, but no bad intentions of
+    the writer. All methods raise InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file
@@ -194,7 +194,9 @@ class _Reader:
         return header
 
     def _media_runs(self, header: Mapping[str, Any], ids: array[int]) -> tuple[MediaRun, ...]:
-        """Returns the pictures that the header lists. Each must be a run of ids below 0, behind the run before it."""
+        """Returns the runs of the pictures listed in the header. Each run must consist of ids below 0. Runs must be in
+        order and must not overlap.
+        """
         runs, end = list[MediaRun](), 0
         given = header.get(_RUNS, [])
         for each in given if isinstance(given, list) else [given]:

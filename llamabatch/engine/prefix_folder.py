@@ -40,23 +40,23 @@ from llamabatch.utils.paths import one_line
 logger = logging.getLogger(__name__)
 
 _MIN_GROWTH = 8  # a chat is written again only if it has grown by an eighth of its tokens
-_LEFT_FREE = 2**30  # bytes of the file system that stay free for other programs
-_CLOSE_S = 10.0  # seconds that `close` waits for the thread: a folder in a network may hang
+_LEFT_FREE = 2**30  # bytes of the file system that are left free for other programs
+_CLOSE_S = 10.0  # `close` waits only this long for the thread, because a folder in a network may hang
 _LOCK_S = 60.0  # seconds to wait for the lock: longer than writing a file takes
-_HEADER_BYTES = 4096  # the most bytes of a file, apart from its tokens, state and pictures
-_RUN_BYTES = 64  # the most bytes of a picture in the header
+_HEADER_BYTES = 4096  # a file has at most this many bytes in addition to tokens, state and list of pictures
+_RUN_BYTES = 64  # maximum bytes of a picture's entry in the header
 _SUFFIX = ".prefix"
 # Patterns of the names of subfolders and files. Subfolders and files with other names are never touched.
 _HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32
 
 
 class PrefixFolder:
-    """A DiskTier: the prefixes in a folder.
+    """A DiskTier that keeps prefixes as files in a folder.
 
     Args:
-        folder: path of the folder. A missing folder is made, for this user alone.
-        most_bytes: the most bytes of all files in the folder, including the files of other models.
-        is_exact: a state can be used only as a whole.
+        folder: path of the folder. A missing folder is made; only this user can open it.
+        most_bytes: maximum bytes of all files in the folder together, including the files of other models.
+        is_exact: a saved state is useful only for all of its tokens, not for the first part of them.
 
     Raises:
         ConfigError: the folder cannot be made or written to, or another process keeps the folder locked.
@@ -75,15 +75,15 @@ class PrefixFolder:
         # Text has the same cells with any mmproj file, so the name of the subfolder does not depend on that file.
         named = json.dumps({name: value for name, value in self._facts.items() if name != prefix_file.MMPROJ})
         self._home = folder / hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        self.n_bytes = 0  # bytes of all files in the folder, as of the last look
+        self.n_bytes = 0  # bytes of all files in the folder when it was last listed
         self._changed = threading.Condition()  # guards the attributes that follow
         self._files: dict[StoredPrefix, Path] = {}
         self._by_head: dict[tuple[str | None, bytes], list[StoredPrefix]] = {}
         self._writing: StoredPrefix | None = None
         self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of the calls of `fetch`
-        self._is_unwanted = False  # True: the prefix in _writing was discarded; its file is deleted once written
+        self._is_unwanted = False  # True: the prefix in _writing was discarded, so its file is deleted once written
         self._has_warned = False
-        self._refusal: str | None = None  # the error after which nothing is written any more
+        self._refusal: str | None = None  # an error because of which writing has stopped; None: writing goes on
         self._is_closing = False
         try:
             with self._alone():
@@ -100,7 +100,7 @@ class PrefixFolder:
         return self._writing is not None
 
     def wait(self, seconds: float) -> None:
-        """Waits until a file is read or written, for at most `seconds`."""
+        """Waits until the folder's thread has read or written a file, for at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -112,13 +112,13 @@ class PrefixFolder:
 
     def wants(self, prefix: StoredPrefix) -> bool:
         count = len(prefix.token_ids)
-        # With adapters, cells also depend on the adapters' files, which the facts do not name.
+        # With adapters, cells also depend on the adapters' files, but the facts do not describe these files.
         if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters:
             return False
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
     def _covers(self, held: StoredPrefix, other: StoredPrefix) -> bool:
-        """Returns True if `held`, which is on the disk, saves nearly as many tokens as `other` would."""
+        """Returns True if the file of `held` spares requests nearly as many tokens as a file of `other` would."""
         count, reach = len(other.token_ids), common_length(held.token_ids, other.token_ids)
         is_of_use = reach == len(held.token_ids) or not self._is_exact
         return is_of_use and reach > count - max(MIN_GAIN, count // _MIN_GROWTH)
@@ -141,13 +141,13 @@ class PrefixFolder:
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
         with self._changed:
-            self._scan()  # finds files that other processes have written since the last scan
+            self._scan()  # finds files written by other processes since the last scan
             self._is_unwanted |= self._writing is not None and unwanted(self._writing)
             for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
                 self._delete(prefix)
 
     def close(self) -> None:
-        """Ends the thread. The thread first finishes the file that it writes."""
+        """Ends the thread. The thread first finishes writing its current file."""
         with self._changed:
             self._is_closing = True
             self._awaited.clear()
@@ -167,7 +167,7 @@ class PrefixFolder:
                 return
 
     def _next_read(self) -> StoredPrefix | None:
-        """Returns the next prefix to read; None while a state that was read waits for its slot."""
+        """Returns the next prefix to read; None while a state has been read but not yet copied to a slot."""
         if any(prefix.state is not None for prefix in self._awaited):
             return None
         return next((prefix for prefix in self._awaited if not prefix.is_dropped), None)
@@ -207,7 +207,7 @@ class PrefixFolder:
                 self._changed.notify_all()
 
     def _write_file(self, prefix: StoredPrefix) -> None:
-        """Writes a prefix to a file. Raises InputError or OSError for a problem that any other file would have, too."""
+        """Writes a prefix to a file. Raises InputError or OSError for a problem that would also affect other files."""
         ids, salt = tuple(prefix.token_ids), _salt(prefix.key)
         state: Any = prefix.state
         if isinstance(state, np.ndarray):
@@ -234,9 +234,10 @@ class PrefixFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Locks the folder in a `with` block. Only one process writes at a time, so that the limit holds for all files.
+        """Locks the folder in a `with` block. Only one process writes at a time, so that the files of all processes
+        together stay below the limit.
 
-        Raises OSError. It is a TimeoutError if another process keeps the lock for longer than writing a file takes.
+        Raises OSError; TimeoutError if another process keeps the lock for longer than writing a file takes.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted the folders
         self._home.mkdir(mode=0o700, exist_ok=True)
@@ -342,7 +343,7 @@ def _own_file(name: str, flags: int) -> int:
 
 
 def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """Returns all facts that the bits of cells depend on, apart from the tokens."""
+    """Returns all facts that determine the bits of KV cells, apart from the tokens."""
     return {
         **kv_state.facts(model, config),
         "kernels": kv_state.kernels(config),

@@ -44,9 +44,10 @@ def plan(
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, but no model.
 
     Args:
-        loaded: another engine of this process has loaded the weights, and its plan includes the memory of this engine.
+        loaded: another engine of this process has loaded the weights. The plan of that engine includes the memory of
+            this one.
         computes_here: False: child processes will compute, and this process makes no context on a GPU.
-        share: part of the free memory, of this machine and of each GPU, that this engine may use; other engines use the
+        share: this engine may use this part of the free memory, on this machine and on each GPU. Other engines use the
             rest.
 
     Raises:
@@ -61,7 +62,7 @@ def plan(
         gpus = tuple(replace(gpu, free_bytes=int(gpu.free_bytes * share)) for gpu in machine.gpus)
         machine = replace(machine, available_bytes=int(machine.available_bytes * share), gpus=gpus)
     if loaded:
-        # the first engine checked the memory for all engines, and they use a part of it already
+        # the first engine has checked the memory for all engines, which already use a part of this memory
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
     return resolve(config, facts, machine, profile)
 
@@ -150,7 +151,7 @@ def _adapter_bytes(path: str) -> int:
 
 
 def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine:
-    """Returns the facts of this machine: abilities of llama.cpp on it, and the GPUs that the config chooses.
+    """Returns the facts of this machine, with the abilities of llama.cpp here and the GPUs chosen by the config.
 
     Raises:
         ConfigError: the config chooses GPUs that are not here.
@@ -193,8 +194,8 @@ def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
 
 
 def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
-    """Returns the facts of the headers. Facts of unchanged files come from the cache, so that a start need not read the
-    vocabulary.
+    """Returns the facts of the headers. For unchanged files the facts come from the cache, so that a start need not
+    read the vocabulary.
 
     Raises ModelFileError and OSError, as ModelFacts.read.
 
@@ -202,7 +203,7 @@ def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
         known: the identity of the files at the time of their check.
     """
     kept = disk_cache.read(HEADERS, known.key)
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # not cached, or another version
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # not cached, or outdated
         return _from_cache(path, known, kept)
     parts = read_parts(path)
     found = ModelFacts.from_headers(path, parts)

@@ -1,4 +1,4 @@
-"""Counts and gauges of an engine, and percentiles over requests."""
+"""Counts and gauges of an engine, counts of requests, and a function for percentiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GAUGES = (
 )
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest", "cache_disk_bytes")  # a sum over engines takes the largest value of these fields
+_MOST = ("longest", "cache_disk_bytes")  # for several engines, the largest value counts, not the sum
 
 
 @dataclass(frozen=True)
@@ -29,47 +29,57 @@ class EngineStats:
     """Counts since the engine started. These fields are gauges with present values: running, waiting, free_slots,
     kv_cells, kv_cells_used, cache_ram_bytes, cache_disk_bytes and speculating.
 
-    Each prompt of a call is a request, which has n (or best_of) continuations. `submitted`,
-    `rejected`, the counts of endings and the histograms of ended requests count requests; all other fields count
-    continuations. Each event is counted when it happens, so that the events of running requests are included.
+    Each prompt of a call is a request, which has n (or best_of) continuations. `submitted`, `rejected`, the counts of
+    endings and the histograms of ended requests count requests; all other fields count continuations. Each event is
+    counted when it happens, so that the events of running requests are included.
 
     Attributes:
-        running: continuations that have a slot. waiting: continuations, and texts to embed, that wait. free_slots:
-            slots for further continuations, including slots that the context has not grown to yet.
-        kv_cells: tokens that the KV cache has room for, once the context has all its slots. kv_cells_used: tokens in
-            the KV cache that running continuations use.
-        submitted: accepted requests. finished_stop, finished_length: requests that ended well (texts to embed count as
-            "stop"). errors, aborted: requests that ended otherwise. `in_flight`: requests that still run or wait.
+        running: continuations that have a slot.
+        waiting: continuations and texts to embed that wait.
+        free_slots: slots for further continuations, including slots that exist only once the context has grown.
+        kv_cells: room of the KV cache in tokens, once the context has all its slots.
+        kv_cells_used: tokens of running continuations in the KV cache.
+        submitted: accepted requests.
+        finished_stop, finished_length: requests that ended well. Texts to embed count as "stop".
+        errors, aborted: requests that ended otherwise.
         prompt_tokens: tokens of prompts that have had a slot, computed (prefill_tokens) or copied (shared_tokens,
             prefix_tokens).
         generated_tokens: tokens sampled.
-        queue_s: seconds from arrival to the slot. ttft_s: seconds from arrival to the first token. inter_token_s:
-            seconds from token to token. e2e_s: seconds from arrival to the end, of requests that ended well.
-        prefill_s, decode_s: seconds from the slot to the first token, and from the first token to the last one, of
-            requests that ended well and have output; with several continuations, of the first one. prompt_lengths,
-            output_lengths: tokens of requests that ended well, in histograms with the bucket limits of durations.
-        computed_tokens: prompt tokens of ended requests, without copied tokens. longest: tokens of prompt and output of
-            the longest continuation so far.
+        queue_s: seconds from arrival to the slot.
+        ttft_s: seconds from arrival to the first token.
+        inter_token_s: seconds from token to token.
+        e2e_s: seconds from arrival to the end, of requests that ended well.
+        prefill_s, decode_s: seconds from the slot to the first token, and from the first to the last token. Both count
+            requests that ended well and have output, by their first continuation.
+        prompt_lengths, output_lengths: tokens of requests that ended well. These histograms have the bucket limits of
+            durations.
+        computed_tokens: prompt tokens of ended requests, without copied tokens.
+        longest: tokens of prompt and output of the longest continuation so far.
         restarts: engine processes that replaced a dead one.
-        decode_calls: calls that continue sequences. decode_rows: rows of these calls that continue a sequence.
-            decode_passes: passes over the weights in these calls.
-        prefill_calls: calls of prompt tokens only. prefill_passes: passes in these calls. prefill_tokens: prompt tokens
-            in all calls, including calls that also continue sequences.
+        decode_calls: calls that continue sequences.
+        decode_rows: rows of these calls that continue a sequence.
+        decode_passes: passes over the weights in these calls.
+        prefill_calls: calls of prompt tokens only.
+        prefill_passes: passes in these calls.
+        prefill_tokens: prompt tokens in all calls, including calls that also continue sequences.
         dummy_rows: rows computed only to keep the seq ids of a call dense.
         adapter_switches: changes from one adapter set to another in a context.
-        shared_tokens: prompt tokens that were copied from requests in flight and not computed.
-        prefix_hits: continuations that began with cells of a finished request or with a stored prefix. prefix_tokens:
-            prompt tokens that they therefore did not compute. restored_tokens: the part of prefix_tokens that came from
-            main memory or the disk. read_tokens: the part of prefix_tokens that came from the disk.
-        cache_ram_bytes: main memory that saved prefixes take now. cache_disk_bytes: bytes of all files in the folder
-            of cache_disk, when the engine last looked.
+        shared_tokens: prompt tokens copied from requests in flight.
+        prefix_hits: continuations that began with cells of a finished request or with a stored prefix.
+        prefix_tokens: prompt tokens that these continuations therefore did not compute.
+        restored_tokens: the part of prefix_tokens that came from main memory or the disk.
+        read_tokens: the part of prefix_tokens that came from the disk.
+        cache_ram_bytes: main memory taken by saved prefixes now.
+        cache_disk_bytes: bytes of all files in the folder of cache_disk, when the engine last looked.
         verify_calls: decode calls that verified guesses (speculative decoding).
-        drafted_tokens, accepted_tokens: guesses that were verified; guesses that were accepted.
-        speculating: engines in which guessing pays, by present estimates.
-        embed_passes: passes for embeddings. embed_texts, embed_tokens: texts and tokens in these passes.
-        preemptions: how often a continuation lost its slot and was queued again.
-        missed_deadlines: continuations that deadline_s ended.
-        rejected: requests that max_queue refused; `submitted` does not include them.
+        drafted_tokens: guesses that were verified.
+        accepted_tokens: guesses that were accepted.
+        speculating: engines in which guessing tokens saves time, by present estimates.
+        embed_passes: passes for embeddings.
+        embed_texts, embed_tokens: texts and tokens in these passes.
+        preemptions: number of times that a continuation lost its slot and was queued again.
+        missed_deadlines: continuations ended by deadline_s.
+        rejected: requests refused by max_queue. `submitted` does not include them.
     """
 
     running: int = 0
@@ -143,23 +153,24 @@ class EngineStats:
 
     @property
     def slot_demand(self) -> float:
-        """Continuations that run or wait, divided by the number of slots; above 1 some wait. The number of
-        continuations if there are no slots."""
+        """Continuations that run or wait, divided by the number of slots. Above 1, some must wait. Without slots, it is
+        the number of continuations.
+        """
         return (self.running + self.waiting) / max(1, self.n_slots)
 
     @property
     def kv_use(self) -> float:
-        """The share of the KV cache that running continuations use, 0 to 1."""
+        """The share of the KV cache used by running continuations, 0 to 1."""
         return self.kv_cells_used / self.kv_cells if self.kv_cells else 0.0
 
     @property
     def rows_per_step(self) -> float:
-        """Mean rows of a decode call."""
+        """Mean number of rows in a decode call."""
         return self.decode_rows / self.decode_calls if self.decode_calls else 0.0
 
     @property
     def passes_per_step(self) -> float:
-        """Mean passes over the weights of a decode call; 1 is the aim of batching."""
+        """Mean number of passes over the weights in a decode call; 1 is the aim of batching."""
         return self.decode_passes / self.decode_calls if self.decode_calls else 0.0
 
     @property
@@ -221,7 +232,9 @@ class RequestCounts:
                 self._count_end(output.finished)
 
     def _count_end(self, output: RequestOutput) -> None:
-        """Counts the end of a request: an error if any continuation failed, else the reason of the first one."""
+        """Counts the end of a request: as an error if any continuation failed, else by the first continuation's
+        reason.
+        """
         reason, n_prompt = output.finish_reason, len(output.prompt_token_ids)
         lengths = [len(each.token_ids) for each in output.outputs]
         if output.timings.queued_s is not None:

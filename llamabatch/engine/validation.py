@@ -1,4 +1,4 @@
-"""The single check of a request, made wherever requests come in: by the FrontClient, by Engine.add and by a dry run.
+"""The single check of a request, made wherever requests come in: in the FrontClient, in Engine.add and in a dry run.
 
 No native code sees a request before `validate` has accepted it. `validate` also cuts prompts that may be cut. Pure
 Python.
@@ -22,10 +22,10 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
 from llamabatch.utils.checks import counted, show
 
-# Tokens that a cut prompt leaves for the output if max_tokens is None, as in Request.expected_tokens.
+# Number of tokens left for the output by a cut prompt if max_tokens is None, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
-# The most logprobs of one request. Each takes about 300 bytes as Python objects, and 25 bytes in a message between
-# processes.
+# Maximum number of logprobs of one request. A logprob takes about 300 bytes as Python objects, and 25 bytes in a
+# message between processes.
 MAX_LOGPROBS_IN_ALL = 2**22
 
 
@@ -49,9 +49,9 @@ class RequestLimits:
     """The limits of an engine for one request.
 
     Attributes:
-        n_ctx: most tokens of prompt and output together; the last token sampled is not counted.
-        n_text: most tokens of a text to embed.
-        n_pass: most tokens that one pass computes.
+        n_ctx: maximum number of tokens of prompt and output together; the last token sampled is not counted.
+        n_text: maximum number of tokens of a text to embed.
+        n_pass: maximum number of tokens of one pass.
         can_shift: overflow="shift" is possible.
     """
 
@@ -67,7 +67,7 @@ class RequestLimits:
 
 
 def longest_text(config: ResolvedConfig) -> int:
-    """Returns the most tokens that a text to embed may have."""
+    """Returns the maximum number of tokens of a text to embed."""
     return min(config.n_ctx, config.n_batch)
 
 
@@ -79,13 +79,13 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, has ids outside the vocabulary, or ends with a picture or a sound; a picture
-            or a sound is too large for a pass; an option is for text alone; score_from is outside the prompt.
+        PromptError: the prompt is empty, has ids outside the vocabulary, or ends with a picture or audio; a picture or
+            a piece of audio is too large for a pass; an option is for text alone; score_from is outside the prompt.
         ContextLengthError: the prompt is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, limit the
-            thinking of a model with unknown marks, or ask for overflow="shift" where it is impossible or the text might
-            never end.
+            thinking of a model whose thinking tags are unknown, or ask for overflow="shift" where shifts are impossible
+            or the text might never end.
     """
     check_kind(model, embed=request.embed, classify=request.classify)
     if request.adapters:
@@ -107,8 +107,9 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
 
 def check_kind(model: RequestModel, *, embed: bool, classify: bool = False) -> None:
-    """Raises ConfigError if the model cannot generate text, or, with `embed`, gives no embeddings, or, with `embed` and
-    `classify`, has no classification head."""
+    """Raises ConfigError if the model cannot do this kind of work: classify texts with `embed` and `classify`, embed
+    texts with `embed` alone, and otherwise generate text.
+    """
     if embed and classify and model.cannot_classify is not None:
         raise ConfigError(f"{model.path.name} ranks and classifies no texts: it is {model.cannot_classify}")
     if embed and not classify and model.cannot_embed is not None:
@@ -132,7 +133,7 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
 
 
 def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
-    """Checks a prompt with media as check_prompt does, and refuses options that only text can have."""
+    """Checks a prompt with media as check_prompt does, and refuses options that work with text only."""
     params, ids = request.params, request.prompt_token_ids
     what = "picture" if any(media.kind == IMAGE for media in request.media) else "sound"
     not_asked = {
@@ -160,7 +161,7 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
 
 
 def _text_ids(token_ids: tuple[int, ...], runs: Sequence[MediaRun]) -> tuple[int, ...]:
-    """Returns the ids of a prompt's text, without the ids of pictures and sounds."""
+    """Returns the ids of a prompt's text, without the ids of pictures and audio."""
     ends = (0, *(run.end for run in runs))
     starts = (*(run.start for run in runs), len(token_ids))
     parts = (token_ids[end:start] for end, start in zip(ends, starts, strict=True))
@@ -171,7 +172,7 @@ def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
     """Raises ContextLengthError if a prompt has more than n_ctx tokens.
 
     Args:
-        place: start of the message, which names the prompt's place in its list; "" for a single prompt.
+        place: the first words of the message, about the prompt's place in its list; "" for a single prompt.
     """
     if n_tokens > n_ctx:
         message = (
@@ -208,7 +209,7 @@ def check_text(
 
 
 def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
-    """Raises SamplingError for token ids that the vocabulary does not have."""
+    """Raises SamplingError for token ids outside the vocabulary."""
     named = {
         "logit_bias": [token_id for token_id, _ in params.biases],
         "allowed_token_ids": params.allowed_ids or (),
@@ -223,7 +224,7 @@ def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
 def check_logprobs(
     params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int, score_from: int | None = None
 ) -> None:
-    """Raises PromptError if score_from is outside the prompt, or is 0: the first token cannot be scored.
+    """Raises PromptError if score_from is outside the prompt, or is 0, because the first token cannot be scored.
 
     Raises SamplingError if the prompt would be scored several times, or if there would be more logprobs than
     MAX_LOGPROBS_IN_ALL, the limit for memory and for messages between processes.
@@ -246,19 +247,19 @@ def check_logprobs(
 
 
 def requested_logprobs(request: Request, n_ctx: int, n_vocab: int) -> int:
-    """Returns the most logprobs that a request can give."""
+    """Returns the maximum number of logprobs of a request."""
     return _requested_logprobs(request.params, len(request.prompt_token_ids), n_ctx, n_vocab)[1]
 
 
 def _requested_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int) -> tuple[int, int]:
-    """Returns two upper limits: the tokens of all outputs, and the logprobs of outputs and prompt together."""
+    """Returns upper limits for the number of output tokens, and for the number of logprobs of output and prompt."""
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
     of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
     return n_output, n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))
 
 
 def check_budget(request: Request) -> None:
-    """Raises SamplingError for a thinking_token_budget if the marks around the model's thinking are unknown."""
+    """Raises SamplingError for a thinking_token_budget if the tags around the model's thinking are unknown."""
     budget = request.params.thinking_token_budget
     if budget is not None and request.reasoning is None:
         raise SamplingError(
@@ -268,7 +269,7 @@ def check_budget(request: Request) -> None:
 
 
 def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
-    """Raises SamplingError for overflow="shift" if it is impossible, or if the text might never end."""
+    """Raises SamplingError for overflow="shift" if the engine cannot shift, or if the text might never end."""
     if params.overflow != "shift":
         return
     if not limits.can_shift:
@@ -282,9 +283,9 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
 
 
 def longest_cut(params: SamplingParams, n_ctx: int) -> int:
-    """Returns the number of tokens that a prompt above n_ctx keeps with overflow="truncate".
+    """Returns the number of tokens to which overflow="truncate" cuts a prompt that is longer than n_ctx.
 
-    This leaves room for max_tokens (256 if it is None), but for no more than half of n_ctx.
+    The rest of n_ctx is room for max_tokens (256 if max_tokens is None), but at most half of n_ctx.
     """
     return n_ctx + 1 - min(params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)  # the last token sampled needs no cell
 

@@ -1,4 +1,4 @@
-"""AnswerFormat: the parts of a request that depend on how its model marks thinking and tool calls."""
+"""AnswerFormat: the parts of a request that depend on the model's notation of thinking and tool calls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
 
-_TAIL = 64  # number of last tokens of a prompt that are searched for thinking tags
+_TAIL = 64  # this many tokens at the end of a prompt are searched for thinking tags
 
 
 class FormatModel(Protocol):
-    """The part of a Model that an AnswerFormat uses."""
+    """The part of a Model used by an AnswerFormat."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -37,7 +37,7 @@ class FormatModel(Protocol):
 
 
 class AnswerFormat:
-    """The format of a model's answers: it adds thinking tags, grammars of tool calls and parsers to requests.
+    """The format of a model's answers. Adds thinking tags, grammars of tool calls, and parsers to requests.
 
     Args:
         options: the options of the chats; a template in them replaces the model's own. None: the defaults.
@@ -49,7 +49,7 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
-        self._joined: dict[Structure, Structure] = {}  # structure -> structure that also allows tool calls
+        self._joined: dict[Structure, Structure] = {}  # structure: the same with tool calls allowed
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """Returns a chat's request, prepared so that its answer is parsed into thinking, tool calls and text.
@@ -58,7 +58,7 @@ class AnswerFormat:
             continued: the text of the last message, if the answer continues it.
 
         Raises:
-            SamplingError: no grammar can enforce the tools, or the tools and structured_outputs together.
+            SamplingError: there is no grammar for these tools, or for the tools and structured_outputs together.
         """
         tags = self.tags
         if self._tools is not None:
@@ -74,9 +74,10 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Returns the request of a plain prompt. If a thinking budget or a structured output needs it, the request has
-        the state of thinking at the end of the prompt. The answer is not parsed. A structured output applies from the
-        first token, unless the prompt ends inside thinking."""
+        """Returns the request of a plain prompt, whose answer is not parsed. If it has a thinking budget or a
+        structured output, `reasoning` is set and says if the prompt ends inside thinking. If the prompt does not, a
+        structured output applies from the first token.
+        """
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
@@ -125,18 +126,20 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The structure of answers that must call a tool, or whose calls are restricted; None: answers are free."""
+        """The structure that forces answers to call a tool, or that restricts their calls; None: answers are free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
         if tools is None:
             return self._strict(self._tools)
         made = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
-        # A grammar that contains the thinking must apply from the first token.
+        # If the grammar also describes the thinking, it must apply from the first token on.
         return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
-        """Returns a structure that restricts each call from its mark on; None: calls are free, or have no mark."""
+        """Returns a structure that restricts a tool call once its tag has started; None if calls are free or have no
+        tag.
+        """
         if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls
@@ -144,7 +147,7 @@ class AnswerFormat:
         return None if made is None else Structure(TOOLS, made.lark, not_held=made.left_out)
 
     def _spell(self, mark: str) -> str:
-        """Returns a mark as a grammar writes it: the name of its special token, or else a quoted text."""
+        """Returns a tag as a grammar writes it: by name if the tag is a special token, else as quoted text."""
         return special_name(mark) if mark in self._special_marks else quoted(mark)
 
     def _parser(self, tags: ReasoningTags | None, thinking: Thinking) -> Callable[[Request, int], OutputParser]:
@@ -178,13 +181,13 @@ class AnswerFormat:
 
     @cached_property
     def _special_ids(self) -> tuple[int, ...]:
-        """The ids of the special tokens in the marks."""
+        """The ids of the special tokens in the tags of thinking and tool calls."""
         ids = {token_id for mark in self._marks for token_id in self._ids_of(mark) if self._is_special(token_id)}
         return tuple(sorted(ids))
 
     @cached_property
     def _special_marks(self) -> tuple[str, ...]:
-        """The marks that are exactly one special token."""
+        """The tags of thinking and tool calls that are exactly one special token."""
         ids = {mark: self._ids_of(mark) for mark in self._marks}
         return tuple(mark for mark, found in ids.items() if len(found) == 1 and self._is_special(found[0]))
 

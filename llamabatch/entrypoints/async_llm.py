@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Number of threads for slow work. They do not tokenize faster, because a model tokenizes one text at a time, but
-# short calls need not wait behind long calls.
+# Number of threads for slow work. More threads do not tokenize faster, because a model tokenizes one text at a time.
+# But short calls need not wait behind long calls.
 _N_WORKERS = 4
 
 
@@ -84,7 +84,7 @@ class AsyncLLM:
         weakref.finalize(self, self._load.cancelled.set).atexit = False
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
-        # Aborts have their own thread: they must not wait for a prompt that is being tokenized or sent to a child.
+        # Aborts have their own thread, because they must not wait while a prompt is tokenized or sent to a child.
         self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
 
     @classmethod
@@ -477,7 +477,9 @@ class AsyncLLM:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """Closes as aclose, without an event loop. Stops the current step (on a GPU: waits for it) or a load."""
+        """Closes as aclose does, but needs no event loop. Stops a load or the current step; on a GPU, waits for the
+        step.
+        """
         with self._lock:
             self._closed = True
             self._load.cancelled.set()

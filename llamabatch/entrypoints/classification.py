@@ -48,7 +48,7 @@ class Classification:
     Attributes:
         label: the most likely class; "LABEL_0", … where the GGUF has no names.
         probability: the probability of `label`; with use_activation=False its raw score.
-        probs: label -> probability (or raw score), in the model's order.
+        probs: the probability (or raw score) of each label, in the model's order.
     """
 
     label: str
@@ -57,7 +57,7 @@ class Classification:
 
 
 def relevance_index(model: Model) -> int:
-    """Returns the index of the relevance among the outputs of the model's classification head.
+    """Returns the index of the classification head's output that gives the relevance.
 
     Raises:
         ConfigError: the model has several outputs, and none has the name "yes" (as in Qwen3-Reranker).
@@ -75,11 +75,11 @@ def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Call
     """Returns a function that turns a document into the tokens of its pair with the query.
 
     If the GGUF has a "rerank" template, the filled template is tokenized with special tokens, like a chat prompt. This
-    includes special tokens that the query or the document spells out. Without a template, query and document are placed
-    between the vocabulary's marks, and special tokens that they spell out are plain text.
+    includes special tokens spelled out in the query or the document. Without a template, special tokens of the
+    vocabulary surround and separate query and document; special tokens spelled out in these texts are plain text.
 
     Args:
-        longest: the most tokens of a pair; a longer document loses its end. None: no limit.
+        longest: maximum number of tokens of a pair; a longer document loses its end. None: no limit.
     """
     to_ids = _pair_tokenizer(model, query)
     return to_ids if longest is None else lambda document: _cut_pair(model, to_ids, document, longest)
@@ -88,7 +88,7 @@ def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Call
 def _cut_pair(model: Model, to_ids: Callable[[str], tuple[int, ...]], document: str, longest: int) -> tuple[int, ...]:
     ids, kept = to_ids(document), _plain(model, document)
     while len(ids) > longest and kept:
-        # A cut text can have other tokens at its end, so only tokenizing shows its new length.
+        # Cutting a text can change its last tokens, so only tokenizing it again shows its length.
         kept = kept[: -(len(ids) - longest)] if len(ids) - longest < len(kept) else []
         ids = to_ids(model.detokenize(kept))
     return ids
@@ -152,7 +152,7 @@ def reranked(
 def classified(
     model: Model, outputs: Sequence[RequestOutput], *, use_activation: bool, errors: ErrorPolicy
 ) -> list[Any]:
-    """Returns for each output its Classification, or its error.
+    """Returns a Classification of each output, or its error.
 
     Raises:
         EngineError: an output failed or was aborted, and errors is "raise".

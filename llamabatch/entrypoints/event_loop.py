@@ -69,7 +69,7 @@ async def ended(loading: Future[None]) -> None:
 
 
 class Call:
-    """The requests of one call, between the event loop that waits for them and the engine's thread.
+    """The requests of one call. Passes their events from the engine's thread to the event loop of the caller.
 
     Attributes:
         events: the events of the requests, for the loop.
@@ -104,7 +104,7 @@ class Call:
         return submission
 
     def abort(self) -> None:
-        """Aborts the requests that have not ended. Runs on any thread but the event loop's."""
+        """Aborts the requests that have not ended. Runs on any thread except the event loop's."""
         if self._submission is not None:
             self._client.abort(self._submission.unfinished)
 

@@ -49,7 +49,7 @@ _ToIds = Callable[[Any], Prompt]
 
 
 class Host(Protocol):
-    """The part of an EngineClient that an InputProcessor reads."""
+    """The part of an EngineClient used by an InputProcessor."""
 
     plan: Plan
     model: Model
@@ -62,7 +62,9 @@ _ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # other li
 
 
 def place_of(name: str) -> str:
-    """Returns advice for a keyword that a method does not have, but a request or an engine has; "" for other names."""
+    """Returns advice for a wrong keyword of a method: where to give this parameter of a request or option of an engine;
+    "" if the name is neither.
+    """
     if name in _ADAPTER:
         return "an adapter: give adapters='name' of one that LLM(..., adapters={'name': path}) or load_adapter loaded"
     if name in PARAMETERS:
@@ -111,7 +113,7 @@ class InputProcessor:
 
     @property
     def n_ctx(self) -> int:
-        """The number of tokens that a request may use."""
+        """The maximum number of tokens of a request."""
         return self._client.plan.config.n_ctx
 
     @property
@@ -185,7 +187,7 @@ class InputProcessor:
 
         Args:
             dimensions: the length to which vectors will be cut; only checked here, before anything runs.
-            pooling: the pooling that the caller expects of the engine.
+            pooling: the pooling expected by the caller.
 
         Raises:
             ConfigError: the model gives no embeddings, or the engine's pooling is a different one.
@@ -227,7 +229,8 @@ class InputProcessor:
 
         Args:
             query: one query for all documents, or a list with one for each document.
-            longest: the most tokens of a pair; a longer document loses its end. None: a longer pair is an error.
+            longest: maximum number of tokens of a pair; a longer document loses its end. None: a longer pair is an
+                error.
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
@@ -288,7 +291,7 @@ class InputProcessor:
         return chat_text(self._model, messages, options, self._cancelled)
 
     def _chat_ids(self, options: ChatOptions, conversation: Any, before: Sequence[int] = ()) -> Prompt:
-        # list(): a conversation from a column of a Parquet file is an array.
+        # list() is needed because a conversation from a column of a Parquet file is an array.
         messages = list(conversation) if is_conversation(conversation) else conversation
         prompt = chat_prompt(self._model, messages, options, self._cancelled)
         if not before:
@@ -359,8 +362,9 @@ class InputProcessor:
         return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
 
     def _without_oldest(self, prompt: Prompt, messages: list[Any], params: SamplingParams, to_ids: _ToIds) -> Prompt:
-        """Returns the prompt of a conversation without the oldest turns that overflow="truncate" has to drop.
-        validate() cuts tokens off a prompt that is still too long."""
+        """Returns the prompt of a conversation. With overflow="truncate", leaves out the oldest turns of a conversation
+        that is too long. If the prompt is still too long, validate() cuts tokens off.
+        """
         n_tokens, longest = len(prompt.token_ids), longest_cut(params, self.n_ctx)
         cuts_turns = params.overflow == "truncate" and params.truncate_prompt_tokens is None
         if not cuts_turns or n_tokens <= self.n_ctx:
@@ -380,7 +384,7 @@ class InputProcessor:
         return made[least]._replace(num_truncated=n_tokens - len(made[least].token_ids))
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
-        """Returns the adapters of each prompt. Raises AdapterError if adapters given for all prompts are unknown."""
+        """Returns the adapters of each prompt. Raises AdapterError if a set for all prompts has unknown names."""
         sets = adapter_sets(adapters, n)
         if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)
@@ -455,12 +459,12 @@ def _is_no_prompt(value: object) -> bool:
 
 
 def all_are(given: list[Any], are: Callable[[Any], bool]) -> bool:
-    """Returns True if `are` is true for all items except empty table cells, and at least one item is not empty."""
+    """Returns True if there are items other than missing values, and `are` is true for all of these."""
     return first_of(given) is not None and all(are(item) for item in given if not _is_missing(item))
 
 
 def first_of(given: list[Any]) -> Any:
-    """Returns the first item that is not an empty cell of a table; None: there is none."""
+    """Returns the first item that is not a missing value, such as NaN; None if all are missing."""
     return next((item for item in given if not _is_missing(item)), None)
 
 

@@ -94,7 +94,7 @@ class LLM(Closing):
 
         Raises:
             ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: as LLM. ModelFileError also if no
-                model matches or several do; the message lists them. SetupError also without huggingface_hub.
+                model or more than one matches; the message lists the models. SetupError also without huggingface_hub.
         """
         path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
         return cls(path, **options)
@@ -104,7 +104,7 @@ class LLM(Closing):
 
     @property
     def n_ctx(self) -> int:
-        """The number of tokens that one request may use, prompt and output together."""
+        """The maximum number of tokens of one request, prompt and output together."""
         return self._client.plan.config.n_ctx
 
     @property
@@ -127,7 +127,7 @@ class LLM(Closing):
 
     @property
     def plan(self) -> Plan:
-        """The options in force, the memory that they need, and the reason for each value that llamabatch chose."""
+        """The options in force, the memory that they need, and the reason for each value chosen by llamabatch."""
         return self._client.plan
 
     @also_named(place_of, sampling_params="params", use_tqdm="progress")  # vLLM's names
@@ -187,7 +187,7 @@ class LLM(Closing):
 
         Args:
             conversations: one conversation, which is a list of {"role": …, "content": …}, or a list of conversations.
-            tools: functions that the model may call, as OpenAI's API describes them. The outputs have the calls in
+            tools: functions for the model to call, as described in OpenAI's API. The outputs have the calls in
                 `tool_calls`. docs/tools.md lists the model families whose notation is known.
             tool_choice: "auto" or None: the model decides. "none": the answer is not searched for calls. "required":
                 the model calls one of the tools. {"type": "function", "function": {"name": …}}: the model calls this
@@ -248,7 +248,8 @@ class LLM(Closing):
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Yields pairs of a prompt's index and its output, in the order of completion. Otherwise works as `stream`."""
+        """Yields (index of the prompt, its whole output), in the order of completion. Arguments and errors are as for
+        `stream`."""
         asked = chat_options(**options)
         submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
         return self._completed(submission)
@@ -296,7 +297,7 @@ class LLM(Closing):
             adapters: {name: scale} of loaded adapters, for all continuations.
             errors: as for generate, for each continuation. A continuation fails if it is empty, if no token comes
                 before it, or if prompt and continuation together are longer than n_ctx. Its Score then has `error` set
-                and a logprob of NaN. An item that is no pair (such as an empty table cell) is one failed continuation.
+                and a logprob of NaN. An item that is not a pair (such as a missing value) is one failed continuation.
 
         Returns:
             One Score for each continuation, in order; for pairs, one list of Scores for each pair.
@@ -358,8 +359,8 @@ class LLM(Closing):
             normalize: scale each vector to length 1; False: leave the vector as the model returns it.
             dimensions: the number of leading elements to keep, 1 to n_embd; the vector is normalized after the cut. The
                 model should be trained for short vectors (Matryoshka).
-            pooling: the pooling that the caller's code relies on. A value other than the engine's is refused, because
-                an engine's context is made for one kind of pooling.
+            pooling: the pooling expected by the caller's code. A value other than the engine's is refused, because an
+                engine's context is made for one kind of pooling.
             adapters: as for `generate`.
             errors: as for generate, but the default is "raise". With "warn" and "return", a LlamaBatchError takes the
                 place of the vector of a failed text.
@@ -400,7 +401,8 @@ class LLM(Closing):
         (pooling "rank"), such as bge-reranker, jina-reranker and Qwen3-Reranker.
 
         Each pair of query and document goes through the model as one text. The GGUF's own "rerank" template makes this
-        text. Without a template, the marks of the vocabulary separate query and document. A pass computes many pairs.
+        text. Without a template, special tokens of the vocabulary separate query and document. A pass computes many
+        pairs.
 
         Args:
             query: a text.
@@ -501,7 +503,7 @@ class LLM(Closing):
 
         Args:
             add_special: put BOS in front if the model requires it.
-            parse_special: read the names of special tokens in a text as those tokens.
+            parse_special: read the name of a special token in a text as this token.
 
         Raises:
             PromptError: `text` is not a text, is larger than 64 MiB, or has a word that crashes an unpatched llama.cpp.
@@ -537,7 +539,7 @@ class LLM(Closing):
         conversation: Conversation,
         **options: Unpack[TemplateKeywords],
     ) -> str:
-        """Returns the prompt text that `chat` makes of one conversation. The model computes nothing.
+        """Returns the prompt text made by `chat` from one conversation. The model computes nothing.
 
         It works like transformers' apply_chat_template(tokenize=False), except that add_generation_prompt is on by
         default. Special tokens are written as names; tokenize(text, add_special=False, parse_special=True) reads them.
@@ -618,8 +620,8 @@ class LLM(Closing):
         self._client.call("unload_prefix", absolute(path))
 
     def reset_prefix_cache(self) -> bool:
-        """Drops the KV cells that finished requests have left for later requests, in each engine. Later prompts are
-        computed as if no request had come before. Cells of running requests and loaded prefixes (load_prefix) stay.
+        """Drops the KV cells of finished requests in each engine. Later prompts are computed as if no request had come
+        before. Cells of running requests and loaded prefixes (load_prefix) stay.
 
         Returns:
             True, as vLLM's method returns on success.
@@ -674,7 +676,7 @@ class LLM(Closing):
     def sleep(self) -> None:
         """Frees the model until the next use. A request, for example, loads the model again and waits for the load.
 
-        The options in force, counts, seeds, adapters and loaded prefixes are kept. Prefixes that requests have left are
+        The options in force, counts, seeds, adapters and loaded prefixes are kept. Prefixes of finished requests are
         kept only in the folder of `cache_disk`. A second call does nothing.
 
         Raises:

@@ -20,10 +20,10 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: the text.
-        multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a sound, or a list of sounds}. The
+        multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a clip, or a list of clips}. The
             media replace the marks in the text: <__media__>, or the marks that the model's prompts have in vLLM. The
             text is then tokenized with special tokens. A picture is a path, bytes, a data: address, a PIL image or an
-            array. A sound is a path, bytes, a data: address, or a pair of samples and their rate.
+            array. A clip is a path, bytes, a data: address, or a pair of samples and their rate.
     """
 
     prompt: str
@@ -48,7 +48,7 @@ FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
 # The key of the media in vLLM's mappings.
 _MEDIA = "multi_modal_data"
-# Key of the mark in the mapping of the media. The mark is the text that stands for each picture or sound in the prompt.
+# Key of the mark in the mapping of the media. The mark is the text that stands for each picture or clip in the prompt.
 # Callers do not have this object, so they cannot set a mark.
 MARK_KEY = object()
 _KINDS: dict[str, Kind | None] = {"image": IMAGE, "audio": SOUND, "any": None}
@@ -69,7 +69,7 @@ def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns token ids as Python ints. The loop lets other threads run; map() would not."""
+    """Returns token ids as Python ints. Other threads can run during this loop, but not during a map()."""
     plain = [int(token_id) for token_id in token_ids]
     return tuple(plain)
 
@@ -90,8 +90,8 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]], str | None]:
-    """Splits a prompt mapping. Returns the mapping without media, a list of (kind, picture or sound), and the mark that
-    the server has put into the text for each of the media (None: the usual marks). Raises PromptError."""
+    """Splits a prompt mapping into the mapping without media, a list of (kind, picture or clip), and the server's mark.
+    In the text this mark stands for each item of the list. None: the usual marks do. Raises PromptError."""
     data = prompt.get(_MEDIA)
     if data is None:
         return prompt, [], None
@@ -111,7 +111,7 @@ def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[K
 
 
 def _listed(given: Any) -> list[Any]:
-    """Returns one or several media as a list. A pair of samples and their rate is one sound."""
+    """Returns the given media as a list. A pair of samples and their rate is one clip."""
     if given is None:
         return []
     is_pair = isinstance(given, tuple) and len(given) == 2 and not hasattr(given[1], "dtype")

@@ -43,8 +43,8 @@ class Score:
         logprob: the natural logarithm of the continuation's probability, given the prompt. It is the sum of
             `token_logprobs`; NaN if the continuation failed.
         is_greedy: True if greedy sampling would give the continuation: each token is the most likely at its place.
-        token_ids: the continuation's tokens. If tokenizing it together with the prompt changes the prompt's last
-            tokens, these are included.
+        token_ids: the continuation's tokens. If the prompt's last tokens change when both are tokenized together, the
+            changed tokens are included.
         token_logprobs: the logprob of each token, given all tokens before it: log softmax of the model's own logits.
         error: the reason why the continuation failed, else None.
     """
@@ -76,7 +76,7 @@ class Score:
 
 
 class Scoring:
-    """The requests of one call of score(), and the scores made of their outputs.
+    """The requests of one call of score(), and the scores made from their outputs.
 
     Args:
         client: the engine, for its model's tokenizer, its n_ctx and the names of its adapters.
@@ -121,7 +121,7 @@ class Scoring:
         self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
     def scores(self, outputs: Sequence[RequestOutput]) -> list[list[Score]]:
-        """Returns, for each pair of a prompt and its continuations, one Score for each continuation.
+        """Returns one list for each pair of prompt and continuations, with one Score for each continuation.
 
         Args:
             outputs: the outputs of `submission`.
@@ -186,7 +186,7 @@ class Scoring:
         """Returns the tokens of prompt and continuation, and the index of the first token to score.
 
         Two texts are tokenized together, because a token may span the border between them. If this changes the last
-        tokens of the prompt, they count as continuation. Token ids that the caller gives do not change.
+        tokens of the prompt, the changed tokens count as continuation. Token ids given by the caller do not change.
         """
         if isinstance(continuation, str):
             if isinstance(prompt, str):
@@ -210,7 +210,7 @@ class Scoring:
 
 
 def _unwrapped(value: object) -> object:
-    """Returns the token ids or the text of a prompt mapping, or its PromptError. Returns other values unchanged."""
+    """Returns the ids, the text or the PromptError of a prompt mapping. Returns any other value unchanged."""
     if not is_prompt_mapping(value):
         return value
     try:

@@ -37,7 +37,7 @@ class Refused:
 
 
 class Outputs(list[RequestOutput]):
-    """The list that generate and chat return. Reading outputs.text, for example, raises an error with advice."""
+    """The list returned by generate and chat. Reading outputs.text, for example, raises an error with advice."""
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(RequestOutput, name) and name not in RequestOutput.__dataclass_fields__:
@@ -65,7 +65,7 @@ class Submission:
         refused: one event for each refused prompt, with its error.
 
     Raises:
-        InputError: `errors` is unknown; or a prompt is refused (errors="raise"), or every prompt is (errors="warn").
+        InputError: `errors` is unknown; or with errors="raise" a prompt is refused, or with "warn" all of them.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Submission:
     def _record(self, event: SequenceOutput) -> SequenceOutput:
         index = self._indices[event.request_id]
         if event.finished is not None:
-            self._n_left -= self._outputs[index] is None  # an event repeated after its sink raised counts once
+            self._n_left -= self._outputs[index] is None  # an event may come again after an error of its sink
             self._outputs[index] = event.finished
             if event.finished.error is not None and (error := event.finished.exception()) is not None:
                 self._failures.setdefault(index, error)
         return event if index == 0 else replace(event, prompt_index=index)
 
     def conclude(self) -> None:
-        """Warns of failed prompts, or raises the first error if all failed (errors="warn"); call it at the end."""
+        """Called at the end. With errors="warn", warns of failed prompts, or raises the first error if all failed."""
         if self.errors != "warn" or not self._failures:
             return
         if len(self._failures) == self.n:
@@ -165,7 +165,7 @@ def vectors(
     dimensions: int | None = None,
     n_embd: int | None = None,
 ) -> list[Any]:
-    """Returns for each output its embedding, a float32 array of shape (n_embd,), or its error.
+    """Returns the embedding of each output, a float32 array of shape (n_embd,), or its error.
 
     Args:
         normalize: scale each vector to length 1.

@@ -7,9 +7,11 @@ from llamabatch.utils.paths import shown
 
 
 def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "") -> str:
-    """Returns the repr: the class name `kind` with model, strategy and sizes. `plan`: None before the load.
+    """Returns the repr of an LLM or AsyncLLM, with model, strategy and sizes.
 
     Args:
+        kind: the class name.
+        plan: None before the load.
         state: "closed" or "asleep", shown in place of the sizes.
     """
     if state and (plan is not None or model):

@@ -19,12 +19,12 @@ from llamabatch.gguf.header import Header, read_header
 from llamabatch.gguf.reader import FLOAT32, TEXT, UINT32
 from llamabatch.utils.paths import one_line
 
-_MAX_VALUES = 1 << 22  # most floats of one direction
+_MAX_VALUES = 1 << 22  # maximum number of floats in one direction
 _F32 = 0
 # Every backend can multiply by weights of these types and read their rows. These are ggml's numbers for F32, F16,
 # Q4_0 .. Q8_0 and BF16.
 _WEIGHT_TYPES = (0, 1, 2, 3, 6, 7, 8, 30)
-# Key -> the type that llama.cpp expects without a check. A value of another type aborts the process.
+# The types of these values, by key. llama.cpp does not check them: a value of another type aborts the process.
 _TYPED = {
     "general.type": TEXT,
     "general.architecture": TEXT,
@@ -75,7 +75,7 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
 
 
 def _check_lora(header: Header, n_expert: int) -> None:
-    """Checks the metadata and tensors that llama.cpp uses without a check of its own. Raises ValueError."""
+    """Checks metadata and tensors, because llama.cpp uses them unchecked. Raises ValueError."""
     values = header.texts()
     kinds = values.get("general.type"), values.get("adapter.type")
     if kinds != ("adapter", "lora"):

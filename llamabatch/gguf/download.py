@@ -29,8 +29,8 @@ from llamabatch.utils.progress import DownloadBar
 from llamabatch.utils.system import lock
 
 TIMEOUT_S = 30.0  # seconds without a byte until a connection counts as broken
-MOST_TRIES = 5  # consecutive connections without a new byte until the download fails
-RECORD = ".json"  # suffix of the file with a model's Record, beside the model
+MOST_TRIES = 5  # the download fails after this many consecutive connections without a new byte
+RECORD = ".json"  # suffix of the file with a model's Record, next to the model
 PART = ".part"
 _CHUNK = 2**20
 _MAGIC = b"GGUF"
@@ -41,7 +41,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Record:
-    """The facts that a server gives about a file.
+    """The facts about a file, as given by a server.
 
     Attributes:
         url: the address without parts that may be secret.
@@ -65,14 +65,14 @@ def download(url: str) -> Path:
     """Returns the local file of an address, or the first of its parts.
 
     The file comes from the cache if the server has no other version or cannot be reached. Otherwise it is downloaded,
-    with a progress bar on a terminal. Two processes that want the same file download it once.
+    with a progress bar on a terminal. If two processes need the same file, it is downloaded once.
 
     Args:
         url: address (https or http) of a .gguf file. An address of a file's page on Hugging Face means the file.
             Hugging Face's token (from HF_TOKEN or `hf auth login`) is sent only to its own host.
 
     Raises:
-        ModelFileError: the server cannot be reached, refuses, or sends unexpected data; or the disk is full.
+        ModelFileError: the server cannot be reached, refuses the request or sends unexpected data; the disk is full.
     """
     url = _file_address(url)
     split = urlsplit(url)
@@ -195,7 +195,8 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
 
 
 def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
-    """Writes the bytes from `start` on. Returns the file's sha256. Without `record.sha256`, the result is meaningless.
+    """Writes the bytes from `start` on. Returns the file's sha256, which is wrong if a download is continued without
+    `record.sha256`.
 
     Raises ModelFileError, OSError, HTTPException.
     """
@@ -271,7 +272,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    """Returns a request with its secrets in headers that urllib does not send again after a redirect."""
+    """Returns a request. Its secrets are in headers that urllib drops after a redirect."""
     split = urlsplit(url)
     user, _, host = split.netloc.rpartition("@")
     request = urllib.request.Request(urlunsplit(split._replace(netloc=host)), headers=headers)
@@ -318,7 +319,7 @@ def _record_of(path: Path) -> Path:
 
 
 def _read_record(path: Path) -> Record | None:
-    """Returns the record that is stored beside a file; None if there is no readable record."""
+    """Returns the record stored next to a file; None if there is no readable record."""
     return read_record(_record_of(path))
 
 

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import one_line
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # the end of a part's name (llama_split_path)
 _MAX_PARTS = 1024
-_PAGE = 4096  # the most bytes that may follow the last tensor and its padding
+_PAGE = 4096  # a file may have at most this many bytes after the last tensor and its padding
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Header:
 
     Attributes:
         metadata: maps a key to a number, a text, a tuple of up to 16,384 numbers, or Items.
-        types: maps a key to GGUF's number of the value's type; ARRAY for arrays.
-        item_types: maps the key of an array to GGUF's number of the type of its items.
-        tensors: in the file's order.
+        types: maps a key to GGUF's number for the type of the value; ARRAY for arrays.
+        item_types: maps the key of an array to GGUF's number for the type of the items.
+        tensors: the tensors, in the file's order.
         n_tokens: size of the vocabulary; 0 without a vocabulary.
         alignment: the data of each tensor begins at a multiple of this number of bytes.
         data_start: byte at which the data of the tensors begins.
@@ -103,7 +103,7 @@ def _shown(value: Value) -> MetadataValue:
 
 
 def part_names(name: str) -> list[str]:
-    """Returns the names of all files of a split model (`model-00001-of-00003.gguf`) in order, or else [name]."""
+    """Returns the names of all files of a split model (`model-00001-of-00003.gguf`) in order; otherwise [name]."""
     match = _PART.search(name)
     if match is None or not 1 <= int(match[2]) <= _MAX_PARTS:
         return [name]

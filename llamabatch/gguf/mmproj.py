@@ -1,4 +1,7 @@
-"""Finds the mmproj file with a model's encoder: at a path, beside the model, or in the model's repository."""
+"""Finds the mmproj file of a model: the file of its encoder for pictures and audio.
+
+The file is given by path, or lies next to the model or in its repository.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
     """Returns the path of an mmproj file. Raises as resolve.
 
     Args:
-        mmproj: a name as for a model, or "auto" for the file beside the model or in its repository.
+        mmproj: a name as for a model, or "auto" for the file next to the model or in its repository.
 
     Raises:
         ModelFileError: for "auto", there is no mmproj file for this model, or more than one.
@@ -27,7 +30,7 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
         try:
             return models.resolve(mmproj)
         except ModelFileError as error:
-            said = str(error).partition("; give the path")[0]  # drops advice that is for models, such as "tiny"
+            said = str(error).partition("; give the path")[0]  # drops advice meant for models, such as "tiny"
             raise ModelFileError(f"mmproj: {said}; give the path of an mmproj file, or {AUTO!r}") from error
     model = model_name(model)
     if model.startswith(HUB):
@@ -48,7 +51,8 @@ def beside(model: Path) -> list[str]:
 def choose(names: Iterable[str], model: str | None, where: str) -> str:
     """Chooses the mmproj file for a model among the files of its folder or repository.
 
-    The file with the most words of the model's name wins. If several files have equally many words, F16 is preferred.
+    The name of the chosen file has the most words in common with the model's name. If several files have equally many,
+    F16 is preferred.
 
     Args:
         model: the name of the model's file, or words of it; None for no words.
@@ -70,6 +74,6 @@ def choose(names: Iterable[str], model: str | None, where: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """Returns the words of a file's name, without words for the kind of file and the type of its weights."""
+    """Returns the words of a file's name, except "mmproj", "model" and types of weights."""
     words = set(_WORD.findall(Path(name).name.lower().replace(".gguf", "")))
     return {each for each in words if each not in (*_TYPES, "mmproj", "model")}

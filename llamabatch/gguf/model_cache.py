@@ -1,4 +1,5 @@
-"""Lists and removes downloaded models in our cache folder and in the cache of huggingface_hub, without that package."""
+"""Lists and removes downloaded models in our cache folder and in the cache of huggingface_hub. Does not need that
+package."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class CachedModel:
     """A model in a cache.
 
     Attributes:
-        name: the name that -m and LLM accept.
-        quantisation: from the name of its file, for example Q4_K_M; None if the name contains none.
+        name: the name to give to -m or LLM.
+        quantisation: as in the name of its file, for example Q4_K_M; None if the name has no quantisation.
         n_bytes: size of all its parts.
         modified_s: time of the download, seconds since 1970.
         path: the file, or the first part.
@@ -44,7 +45,7 @@ class CachedModel:
 
 
 def hub_folder() -> Path:
-    """Returns the folder of huggingface_hub's cache, by its environment variables. It need not exist."""
+    """Returns the folder of huggingface_hub's cache, as set by its environment variables. The folder need not exist."""
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(os.path.expanduser(given)) if given else hub_home() / "hub"
 
@@ -58,7 +59,7 @@ def find(name: str, models: list[CachedModel]) -> CachedModel:
     """Returns the model with this name (with or without "hf:"), or the only cached model of the repository `name`.
 
     Raises:
-        ModelFileError: no model fits, or several models fit.
+        ModelFileError: no model or several models have this name.
     """
     wanted = name.removeprefix(HUB).lower()
     exact = [model for model in models if model.name.lower() == wanted]
@@ -160,6 +161,6 @@ def _remove_from_the_hub(model: CachedModel) -> None:
     for blob in [file.resolve() for file in model.files]:
         for path in links.pop(blob, []):
             path.unlink()
-        blob.unlink(missing_ok=True)  # the blob is gone already if the model's file was no link
+        blob.unlink(missing_ok=True)  # if the model's file was not a link, the blob is gone already
     if not links:
         shutil.rmtree(repo)

@@ -17,7 +17,7 @@ KvOverrides: TypeAlias = "tuple[tuple[str, bool | int | float | str], ...]"
 TensorOverrides: TypeAlias = "tuple[tuple[str, str], ...]"
 
 MAX_OVERRIDES = 256
-MAX_BYTES = 127  # most bytes of a key or a text: char[128] in llama_model_kv_override, with its NUL
+MAX_BYTES = 127  # maximum bytes of a key or a text: llama_model_kv_override has char[128], which includes a NUL
 MAX_PATTERN_BYTES = 512
 CPU = "CPU"
 # This pattern finds the weights of a layer's experts (common/common.h, LLM_FFN_EXPS_REGEX).
@@ -25,7 +25,7 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _MAX_INT = 2**32 - 1  # llama.cpp reads whole numbers as uint32
 _MAX_FLOAT = 3.4028234663852886e38
 _SPLIT_AT_COMMA = re.compile(r"(?<!\\),")
-# Finds groups that llama.cpp's std::regex does not have: all that begin with (? except (?: (?= (?!
+# Finds the groups that std::regex does not support: all that begin with (? except (?: (?= (?!
 _GROUPS = re.compile(r"(?<!\\)\(\?(?![:=!])")
 _ESCAPES = re.compile(r"(?<!\\)(?:\\\\)*\\(?![dDwWsSbBtnrfv])([A-Za-z0])")
 _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
@@ -34,7 +34,7 @@ _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "str": str,
 }
-# Maps the Python type of a value to its GGUF type in an overridden header, and to the GGUF types that it can replace.
+# Keys: Python types of values. Values: the GGUF type written for such a value, and the GGUF types it can replace.
 _TYPES: dict[type, tuple[int, tuple[int, ...]]] = {
     bool: (BOOL, (BOOL,)),
     int: (UINT32, (0, 1, 2, 3, 4, 5, 10, 11)),  # all GGUF types of whole numbers
@@ -157,7 +157,7 @@ def _checked_pattern(given: object) -> str:
     reason = ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Python warns of syntax that std::regex or another Python reads differently
+            warnings.simplefilter("error")  # Python warns of syntax that means something else in std::regex
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError, Warning) as error:
         reason = str(error)
@@ -180,7 +180,7 @@ def expert_overrides(n_layers: int | None) -> TensorOverrides:
 
 
 def places(names: Iterable[str], rules: TensorOverrides) -> dict[str, str]:
-    """Returns the place of each tensor that a rule matches. The first matching rule counts, as in llama.cpp."""
+    """Returns the place of each tensor matched by a rule. The first matching rule counts, as in llama.cpp."""
     compiled = [(re.compile(pattern), place) for pattern, place in rules]
     found = {}
     for name in names:
@@ -192,6 +192,6 @@ def places(names: Iterable[str], rules: TensorOverrides) -> dict[str, str]:
 
 
 def check_place(place: str, known: Mapping[str, object]) -> None:
-    """Raises ConfigError for a place that this build does not have."""
+    """Raises ConfigError for a place that is unknown to this build."""
     if place not in known:
         raise ConfigError(f"override_tensor names the place {show(place)}{nearest(place, known)}")

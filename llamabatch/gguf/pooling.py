@@ -21,7 +21,7 @@ _LABELS = "classifier.output_labels"
 
 
 def declared_pooling(metadata: Mapping[str, str]) -> str | None:
-    """Returns the pooling that the file names; None: it names "none" or no pooling, and the program may choose.
+    """Returns the pooling declared in the file. None if it is "none" or missing; the program may then choose.
 
     Args:
         metadata: the header's metadata as texts.
@@ -32,10 +32,10 @@ def declared_pooling(metadata: Mapping[str, str]) -> str | None:
 
 
 def default_pooling(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> str:
-    """Returns the default pooling of a model: the pooling that the file names, if there is one.
+    """Returns the default pooling of a model: the pooling declared in the file, if any.
 
-    Otherwise it is "rank" for an encoder with a classification head, and "mean" for all other models. llama.cpp's
-    converter writes no pooling for an encoder with a head.
+    Without a declaration it is "rank" for an encoder with a classification head, and "mean" for all other models.
+    llama.cpp's converter declares no pooling for an encoder with a head.
 
     Args:
         tensors: tensors of the file; read only for an encoder.

@@ -50,15 +50,15 @@ _NUMBERS = {
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
-_MAX_VALUES = 1 << 16  # the most metadata values of a file; usual files have some dozens
-_MAX_TENSORS = 1 << 17  # the most tensors of a file; the largest mixture-of-experts models have some thousands
-_MAX_NAME = 1 << 16  # the most bytes of a key, as in llama.cpp
-_MAX_TENSOR_NAME = 63  # the most bytes of a tensor's name: GGML_MAX_NAME without its NUL
+_MAX_VALUES = 1 << 16  # maximum number of metadata values in a file; usual files have some dozens
+_MAX_TENSORS = 1 << 17  # maximum number of tensors in a file; the largest mixture-of-experts models have some thousands
+_MAX_NAME = 1 << 16  # maximum bytes of a key, as in llama.cpp
+_MAX_TENSOR_NAME = 63  # maximum bytes of a tensor's name: GGML_MAX_NAME without its NUL
 _MAX_DIMS = 4
 _MAX_SIZE = 2**63 - 1
-_MAX_TEXT = 1 << 24  # the most bytes of a text value; chat templates have some thousands
-_MAX_ITEMS = 1 << 14  # the most numbers of a stored array; a longer array becomes Items
-_MAX_TEXTS = 1 << 24  # the most texts of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
+_MAX_TEXT = 1 << 24  # maximum bytes of a text value; chat templates have some thousands
+_MAX_ITEMS = 1 << 14  # maximum length of a stored array of numbers; a longer array becomes Items
+_MAX_TEXTS = 1 << 24  # maximum length of an array of texts; large vocabularies have 300,000 tokens and 500,000 merges
 _MAX_HEADER = 1 << 29
 _CHUNK = 1 << 20
 _ALIGNMENTS = tuple(1 << n for n in range(3, 17))
@@ -85,7 +85,7 @@ Value: TypeAlias = "Number | str | tuple[Number, ...] | Items"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as the header describes it.
+    """A tensor as described in the header.
 
     Attributes:
         dims: elements in each dimension, the row length first, as in the file.
@@ -140,7 +140,8 @@ class HeaderReader:
         self._data = b""
 
     def start(self) -> tuple[int, int, int]:
-        """Reads the fixed beginning. Returns version, number of tensors, number of values. Raises ModelFileError."""
+        """Reads the first fields. Returns the version, the number of tensors, and the number of values. Raises
+        ModelFileError."""
         self._read(min(self.size, START.size))
         if self._data[:4] != MAGIC:
             raise ModelFileError(f"{one_line(self.path)} is not a GGUF file: {_content(self._data)}")
@@ -216,7 +217,7 @@ class HeaderReader:
         self.at = at
 
     def alignment(self) -> int:
-        """Returns the number of bytes that the data of tensors is aligned to."""
+        """Returns the alignment of the tensors' data in bytes."""
         value = self.values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
         if self.types.get(_ALIGNMENT, UINT32) != UINT32 or not isinstance(value, int) or value not in _ALIGNMENTS:
             raise self._damaged(f"{_ALIGNMENT} is {show(value)}; allowed are powers of two from 8 to 65536, as uint32")
@@ -272,7 +273,7 @@ class HeaderReader:
         return number
 
     def _need(self, end: int, what: str) -> None:
-        """Makes sure that all bytes up to `end` are read. Raises ModelFileError beyond the end of the file."""
+        """Reads on until all bytes before `end` are read. Raises ModelFileError if the file is shorter."""
         if end <= len(self._data):
             return
         if end > self.size:

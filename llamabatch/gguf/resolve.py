@@ -25,9 +25,9 @@ from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name, o
 Pick = Callable[[Iterable[str], str | None, str], str]
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
-_MOST_NAMED = 5  # the most models of a folder that a message names
-_MOST_ENTRIES = 10_000  # the most entries of a folder that are searched for models
-_LONGEST = 200  # characters of a missing file's name that are compared with other names
+_MOST_NAMED = 5  # a message names at most this many models of a folder
+_MOST_ENTRIES = 10_000  # at most this many entries of a folder are searched for models
+_LONGEST = 200  # a longer name of a missing file is cut before it is compared with other names
 _SAMPLES = 64  # samples of a file for model_identity, each with _SAMPLE_BYTES bytes
 _SAMPLE_BYTES = 65536
 
@@ -41,7 +41,7 @@ def resolve(model: str) -> Path:
 
     Raises:
         ConfigError: the path is relative, and the working directory is gone.
-        ModelFileError: the file, or a part, is missing, a directory, unreadable, or not GGUF by its first bytes.
+        ModelFileError: the file or a part of it is missing, cannot be read, or is not a GGUF file.
         SetupError: the model is on the hub, and huggingface_hub is not installed.
     """
     model = model_name(model)
@@ -73,7 +73,7 @@ def resolve(model: str) -> Path:
 
 
 def local(model: str) -> str:
-    """Returns a name that needs no network: the file's path for a remote model, else `model`. Raises as resolve."""
+    """Returns the path of the local file of a remote model; other models are returned unchanged. Raises as resolve."""
     return str(resolve(model)) if is_remote(model_name(model)) else model
 
 
@@ -192,7 +192,7 @@ def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | N
     """Returns the files of a repository, or None if the hub cannot be reached."""
     try:
         return list(hub.HfApi().list_repo_files(repo_id, revision=revision))
-    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # the hub refuses
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # the hub has answered with an error
         raise ModelFileError(f"{repo_id} cannot be read: {_first_line(error)}") from error
     except Exception:  # no connection; the type of the exception depends on huggingface_hub's release
         return None
@@ -272,9 +272,9 @@ def _first_line(error: Exception) -> str:
 def model_identity(model: Path) -> dict[str, Any]:
     """Returns facts that identify a model's file in any folder. Raises OSError.
 
-    "name" is the file's name without folders, and "size" the bytes of all parts. "sha256" is the hash of 64 samples of
-    each part, 64 KiB each at even distances, including the first and the last bytes. Two models of one shape have the
-    same size, so size is not enough.
+    "name" is the file's name without folders, and "size" the bytes of all parts. "sha256" is the hash of samples: 64
+    from each part, each of 64 KiB, evenly spaced, including the first and the last bytes. Two models of one shape have
+    the same size, so size is not enough.
     """
     digest = hashlib.sha256()
     for part in (model.with_name(name) for name in part_names(model.name)):

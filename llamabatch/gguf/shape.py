@@ -18,7 +18,7 @@ class ModelShape:
         n_layer, n_embd, n_ff, n_head, n_head_kv: the file's values as in Header.texts; "" if missing.
         n_vocab: number of tokens; 0 without a vocabulary.
         file_type: llama.cpp's number of the quantisation; "" if missing.
-        n_tensors, file_bytes: of all files of a split model; both differ between quantisations.
+        n_tensors, file_bytes: sums over all files of a split model. Both differ between quantisations.
     """
 
     architecture: str

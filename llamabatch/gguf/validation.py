@@ -1,8 +1,8 @@
 """Checks a model file before llama.cpp reads it. Refuses files that would make llama.cpp abort or read too far.
 
-llama.cpp reports most damage as an error, but not all: a block_count of 0 or a repeated token fails an assertion. The
-checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp. A bad file that
-passes the checks crashes only the child process of a trial load (llama/trial_load.py).
+llama.cpp reports most damage as an error. Other damage, such as a block_count of 0 or a repeated token, fails an
+assertion. The checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp. A bad
+file that passes the checks crashes only the child process of a trial load (llama/trial_load.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llamabatch.utils.paths import one_line
 MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # the first two are limits of llama.cpp
 _UINT16 = 2
 _MAX_SIZE = 2**24
-# ggml cannot multiply by weights of these types: Q8_1, Q8_K, integers, F64. Only a table of expert numbers may be I32.
+# ggml cannot multiply by weights of these types: Q8_1, Q8_K, integers, F64. But a table of expert numbers may be I32.
 _NO_WEIGHTS = (9, 15, 24, 25, 26, 27, 28)
 _TABLES = ("tid2eid",)
 _MAX_CTX = 2**31 - 1
@@ -96,7 +96,7 @@ def _check_layout(header: Header) -> None:
 
 
 def _check_split(headers: tuple[Header, ...]) -> None:
-    """Checks the numbers in a split model. llama.cpp finds the files by the count in the first part."""
+    """Checks part numbers and counts in a split model. llama.cpp finds the files by the count in the first part."""
     first, names = headers[0], Counter(tensor.name for header in headers for tensor in header.tensors)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1 and count != len(headers):
@@ -229,7 +229,7 @@ def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int
 
 
 def _check_distinct(header: Header, tokens: Items) -> None:
-    """Checks that no token occurs twice, because llama.cpp asserts that there are as many texts as ids."""
+    """Checks that no token occurs twice, because llama.cpp asserts that there are as many different texts as ids."""
     texts = read_texts(header.path, tokens)
     if b"\0" in b"".join(texts):  # llama.cpp reads a text only up to a NUL
         texts = [text.partition(b"\0")[0] for text in texts]

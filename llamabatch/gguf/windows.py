@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Architecture -> the size of a group of layers. Only the last layer of a group attends to all tokens (llama.cpp's
-# src/models/*.cpp, load_swa_pattern). None: the file has a list of the layers. All of these architectures store their
-# cells in a llama_kv_cache_iswa. Architectures that store their cells in other ways are left out.
+# The number of layers in a group, by architecture. Only the last layer of a group attends to all tokens (llama.cpp's
+# src/models/*.cpp, load_swa_pattern). None: the file lists the layers. All of these architectures store their cells in
+# a llama_kv_cache_iswa. Other architectures with windows store them differently and are left out.
 _PERIODS: dict[str, int | None] = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma4": None, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "plamo3": 8,
     "afmoe": 4,
@@ -24,7 +24,8 @@ _SNAPSHOTS = frozenset({
 
 
 def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[int, ...]:
-    """Returns the window of each layer in tokens: 0 for a layer that attends to all tokens. Empty means unknown.
+    """Returns the window of each layer in tokens; 0 for a layer that attends to all tokens. Returns () if the windows
+    are not known.
 
     Args:
         own: the architecture's metadata as texts. The keys do not contain the architecture's name.

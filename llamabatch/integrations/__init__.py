@@ -1,4 +1,4 @@
-"""Integrations into other frameworks. In this package, only the files of a framework import it."""
+"""Integrations into other frameworks. A framework is imported only by the files of its integration."""
 
 from __future__ import annotations
 

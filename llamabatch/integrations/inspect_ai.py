@@ -99,7 +99,7 @@ class LlamaBatchAPI(ModelAPI):
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
-        """Returns the answer to a conversation, and the request and response for Inspect's log.
+        """Returns the answer to a conversation, and the call (request and response) for Inspect's log.
 
         For a prompt that is too long, returns an output with the stop reason "model_length". For other errors of
         AsyncLLM.chat, returns the error in place of the output. Raises PromptError if a part of a message is neither

@@ -39,12 +39,13 @@ with needs("langchain_core", "langchain"):
 
 _METHODS = ("json_schema", "function_calling", "json_mode")
 
-# A model and an output that its batch() has computed. The model's next call returns this output.
+# A model and an output. The model's batch() has computed this output, and the model's next call returns it.
 _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
 
 
 class _WholeJson(JsonOutputParser):
-    """LangChain's JSON parser, but refuses a cut answer. LangChain's own parser would complete the JSON."""
+    """LangChain's JSON parser with one change: it refuses an answer that was cut off, instead of completing its
+    JSON."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -53,7 +54,7 @@ class _WholeJson(JsonOutputParser):
 
 
 class _WholePydantic(PydanticOutputParser[Any]):
-    """LangChain's parser for a class of pydantic, but refuses a cut answer."""
+    """LangChain's parser for a class of pydantic with one change: it refuses an answer that was cut off."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -98,7 +99,7 @@ class ChatLlamaBatch(BaseChatModel):
     """Options of the engine, as for LLM."""
     temperature: float | None = None
     max_tokens: int | None = None
-    """The most tokens of an answer; None: the default of SamplingParams."""
+    """Maximum number of tokens in an answer; None: the default of SamplingParams."""
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
@@ -151,7 +152,7 @@ class ChatLlamaBatch(BaseChatModel):
         return found
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Returns the tokens of a text, without BOS. Loads the model. Raises as LLM.tokenize."""
+        """Returns the tokens of a text, without BOS. Loads the model. Raises the errors of LLM.tokenize."""
         if self.custom_get_token_ids is not None:
             return list(self.custom_get_token_ids(text))
         return self._shared.llm.tokenize(text, add_special=False)
@@ -166,7 +167,7 @@ class ChatLlamaBatch(BaseChatModel):
             tools: as for bind_tools.
 
         Raises:
-            ConfigError, PromptError: as LLM.apply_chat_template.
+            ConfigError, PromptError: as for LLM.apply_chat_template.
         """
         found = [convert_to_openai_tool(each) for each in tools] if tools else None
         try:
@@ -451,7 +452,7 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
     normalize: bool = True
     """True: scale vectors to length 1."""
     dimensions: int | None = None
-    """The number of leading elements to keep; None: all."""
+    """Number of leading elements of a vector to keep; None: all."""
     query_prefix: str = ""
     """Text in front of a query, such as "search_query: " for some models."""
     document_prefix: str = ""
@@ -470,19 +471,19 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
         self._shared.close()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Returns a vector for each text. Raises as LLM.embed."""
+        """Returns a vector for each text. Raises the errors of LLM.embed."""
         return self._embedded([self.document_prefix + text for text in texts])
 
     def embed_query(self, text: str) -> list[float]:
-        """Returns the vector of a query. Raises as LLM.embed."""
+        """Returns the vector of a query. Raises the errors of LLM.embed."""
         return self._embedded([self.query_prefix + text])[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Returns a vector for each text, as embed_documents."""
+        """Returns a vector for each text, as embed_documents does."""
         return await self._aembedded([self.document_prefix + text for text in texts])
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Returns the vector of a query, as embed_query."""
+        """Returns the vector of a query, as embed_query does."""
         return (await self._aembedded([self.query_prefix + text]))[0]
 
     def _embedded(self, texts: list[str]) -> list[list[float]]:
@@ -539,7 +540,7 @@ def _tool_choice(given: str | bool | dict[str, Any] | None, names: Sequence[str]
 
 
 def _tool_calls(each: CompletionOutput) -> dict[str, Any]:
-    """Returns the tool calls of an answer as arguments of AIMessage. A call is invalid if its arguments are no JSON
+    """Returns the tool calls of an answer as arguments of AIMessage. A call is invalid if its arguments are not a JSON
     object."""
     calls, invalid = [], []
     for call in each.tool_calls:

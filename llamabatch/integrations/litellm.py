@@ -20,7 +20,7 @@ with needs("litellm", "litellm"):
     from litellm.utils import custom_llm_setup
 
 PROVIDER = "llamabatch"
-_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default timeout; it sets no deadline_s, because the caller did not choose it
+_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default. The caller did not choose this timeout, so it sets no deadline_s
 _PRICES = (
     *("input_cost_per_token", "output_cost_per_token"),
     *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # without them, register_model warns
@@ -32,7 +32,7 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
     """Registers models named llamabatch/… with LiteLLM. A second call closes the first provider and replaces it.
 
     Args:
-        engines: name -> LLM: {"mine": llm} is the model llamabatch/mine. The provider never closes these LLMs.
+        engines: LLMs by name, as {"mine": llm} for the model llamabatch/mine. The provider never closes these LLMs.
         **options: options of the engines for all other names, as for LLM.
 
     Returns:
@@ -70,7 +70,7 @@ class LlamaBatchLiteLLM(CustomLLM):
         self._closed = False
 
     def close(self) -> None:
-        """Closes the engines, except those of LLMs passed in. Later calls fail."""
+        """Closes the engines, except the engines of LLMs that were passed in. Later calls fail."""
         with self._lock:
             engines, self._engines, self._closed = list(self._engines.values()), {}, True
         for engine in engines:
@@ -140,7 +140,7 @@ class LlamaBatchLiteLLM(CustomLLM):
 
 
 def _price(model: str) -> None:
-    """Registers a model without a price as free, because LiteLLM's completion_cost raises for an unknown model."""
+    """Gives a model the price 0 if it has no price, because LiteLLM's completion_cost raises for an unknown model."""
     name = f"{PROVIDER}/{model}"
     free = dict.fromkeys(_PRICES, 0.0)
     if name not in litellm.model_cost:
@@ -202,7 +202,7 @@ def _response(output: RequestOutput, model: str) -> ModelResponse:
 
 
 def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
-    """Yields the chunks of a piece. Each tool call gets its own chunk, because a chunk can have only one call."""
+    """Converts a piece to chunks. Each tool call gets its own chunk, because a chunk can have only one call."""
     output = piece.finished
     if output is not None and (error := output.exception()) is not None:
         raise error

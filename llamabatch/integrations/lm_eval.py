@@ -47,8 +47,8 @@ class LlamaBatchLM(TemplateLM):
 
         results = lm_eval.simple_evaluate(LlamaBatchLM("model.gguf", n_slots=32), tasks=["arc_easy"])
 
-    As for other models of the harness, names of special tokens in texts become these tokens, and spaces at the end of a
-    context become part of the continuation. A text longer than n_ctx loses its beginning, with a warning.
+    As with other models of the harness, the name of a special token in a text becomes the token, and spaces at the end
+    of a context become part of the continuation. A text longer than n_ctx loses its beginning, with a warning.
 
     Args:
         model: as for LLM; or an LLM, which close() leaves open.
@@ -59,7 +59,7 @@ class LlamaBatchLM(TemplateLM):
         **options: as for LLM, but the default seed is 1234, as for other models of lm_eval.
 
     Raises:
-        ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
+        ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as for LLM.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """The most tokens that a context and its continuation may have together."""
+        """The maximum number of tokens of a context and its continuation together."""
         return self._llm.n_ctx
 
     @property
@@ -135,7 +135,7 @@ class LlamaBatchLM(TemplateLM):
         return f"{path.name}-{fingerprint(path)}"  # other models may have files of the same name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Returns the model's own template for True, None for False. Raises ConfigError for a name of a template."""
+        """Returns the model's own template if `chat_template` is True, else None. Raises ConfigError for a name."""
         if isinstance(chat_template, str):
             raise ConfigError(f"chat_template is {show(chat_template)}; a GGUF has one template: give True")
         return self._llm._client.model.chat_template if chat_template else None
@@ -151,8 +151,8 @@ class LlamaBatchLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns the tokens of a text. add_special_tokens=None: adds BOS if the model wants a BOS and the text does
-        not begin with it."""
+        """Returns the tokens of a text. add_special_tokens=None: adds BOS if the model needs a BOS and the text does
+        not begin with one."""
         special = add_special_tokens
         if special is None:
             bos = self._llm.vocab.bos_token_id
@@ -236,7 +236,7 @@ class LlamaBatchLM(TemplateLM):
         """Returns the logprob of each continuation, and True if greedy sampling would give the continuation."""
         groups: dict[tuple[int, ...], list[int]] = {}
         continuations: list[list[int]] = []
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)  # the result for a continuation without tokens
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)  # a continuation without tokens keeps this result
         for number, (context, continuation) in enumerate(pairs):
             kept, continuation = self._fitted(context, continuation)
             continuations.append(continuation)

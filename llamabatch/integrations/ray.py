@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
     from llamabatch.integrations.ray_serve import serve_app as serve_app
 
-_MOST_ROWS = 1_000_000  # the most rows of a batch
-_BATCHES_AT_ONCE = 2  # batches in an actor: the second fills the slots that become free near the end of the first
-_SLOTS_IN_A_BATCH = 8  # default rows in a batch, per slot of the engine
+_MOST_ROWS = 1_000_000  # maximum number of rows in a batch
+_BATCHES_AT_ONCE = 2  # batches in an actor at once: the second fills the slots that the first no longer needs
+_SLOTS_IN_A_BATCH = 8  # default number of rows in a batch for each slot of the engine
 
 
 def generate(
@@ -65,24 +65,24 @@ def generate(
         dataset = generate(dataset, "model.gguf", {"max_tokens": 8}, prompt="Classify: {{ review }}", id="id")
         dataset.write_parquet("labels")
 
-    Each actor has one engine. Two batches use an engine at once, so that its slots stay full when one batch ends. One
-    node of the cluster makes the plan of the model for all actors. The plan sets the engines' slots and context, and
-    the actors' num_cpus (from the plan's threads) and memory (from its bytes). Each actor gets one GPU if the cluster
-    has GPUs. On each node, one CPU stays free for tasks that read and write. The rows are in Ray's order. The seed of a
-    row follows from its id, so its tokens depend neither on the actor nor on the batch. A failed row has the reason in
-    the column "error".
+    Each actor has one engine and runs two batches at once, so that the engine's slots stay full when one batch ends.
+    One node of the cluster makes the plan of the model for all actors. The plan gives the slots and the context of each
+    engine, and the num_cpus (number of threads) and memory of each actor. Each actor gets one GPU if the cluster has
+    GPUs. On each node, one CPU stays free for tasks that read and write. The rows are in Ray's order. The seed of a row
+    follows from the row's id, so the tokens depend neither on the actor nor on the batch. A failed row has the reason
+    in the column "error".
 
     Args:
         dataset: a dataset of Ray Data.
         model: as for LLM; a path must be readable on each node of the cluster.
         params, prompt, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales: as for
             columns.Generate.
-        concurrency: the number of actors, or (fewest, most) for a pool that Ray scales. None: one actor for each GPU of
-            the cluster, or for each node if there is no GPU.
-        batch_size: the number of rows of a batch, 1 to 1,000,000. None: eight times n_slots.
-        ray_remote_args: Ray's arguments of an actor, which override the plan's: num_cpus, num_gpus, memory (bytes),
-            resources, label_selector, runtime_env and others.
-        **options: as for columns.Generate. The plan sets n_slots, n_ctx and threads that are "auto".
+        concurrency: the number of actors, or (minimum, maximum) for a pool that Ray scales. None: one actor for each
+            GPU of the cluster, or for each node if there is no GPU.
+        batch_size: the number of rows in a batch, 1 to 1,000,000. None: eight times n_slots.
+        ray_remote_args: Ray's arguments of an actor, such as num_cpus, num_gpus, memory (bytes), resources,
+            label_selector and runtime_env. They override the values of the plan.
+        **options: as for columns.Generate. If n_slots, n_ctx or the threads are "auto", the plan sets them.
 
     Raises:
         ConfigError, SamplingError: an argument is invalid.
@@ -131,7 +131,7 @@ def generate(
 
 
 def __getattr__(name: str) -> Any:
-    """Imports serve_app on first use, because it imports the server."""
+    """Imports serve_app on first use, because this import also loads the server."""
     if name == "serve_app":
         from llamabatch.integrations.ray_serve import serve_app
 
@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Actor:
-    """The callable of an actor. Ray calls it once for each batch, from several threads at once."""
+    """A callable that Ray runs in each actor: once for each batch, from several threads at once."""
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate

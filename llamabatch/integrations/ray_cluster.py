@@ -20,7 +20,7 @@ with needs("ray", "ray"):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PYTHON_BYTES = 512 * 2**20
-"""Bytes that the Python processes of one engine (with its child) need beside the memory in the plan."""
+"""Bytes that the Python processes of one engine (the actor and its child) need in addition to the plan's memory."""
 
 _PLAN_S = 300.0
 _MOST_ACTORS = 100_000
@@ -37,8 +37,8 @@ class Node:
 
     @classmethod
     def wait(cls, seconds: float = _PLAN_S) -> list[Node]:
-        """Waits until a node can run tasks, because nodes may still be starting. Returns all nodes that can. Raises
-        SetupError after `seconds`."""
+        """Waits until a node can run tasks, because nodes may still be starting. Returns all nodes that can run tasks.
+        Raises SetupError after `seconds`."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -114,12 +114,12 @@ class Size:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], n_actors_given: int | None) -> Size:
-        """Makes the model's plan, and returns the size. Without a given number of actors, each GPU gets an actor, or
-        each node if there are no GPUs.
+        """Makes the model's plan, and returns the size. If no number of actors is given, each GPU gets an actor;
+        without GPUs, each node gets one.
 
         Raises:
             MemoryPlanError: an actor needs more memory than Ray counts on any node.
-            SetupError: as ask_plan. Also raises the errors of a plan.
+            SetupError and the errors of a plan: as for ask_plan.
         """
         config = EngineConfig.from_options(model, options)
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
@@ -129,7 +129,7 @@ class Size:
         n_cpus = min(node.cpus for node in nodes)
         share = max(1, int(n_cpus) // in_node // planned["instances"])
         threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
-        left = (n_cpus - 1) / in_node  # rounded down in the next line: Ray accepts fractions of a CPU only below 1
+        left = (n_cpus - 1) / in_node  # the next line rounds down, because Ray accepts fractions of a CPU only below 1
         free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
         memory = planned["bytes"] + PYTHON_BYTES
         _check_room("an actor", memory, nodes, planned)
@@ -189,7 +189,7 @@ def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mappin
 
 
 def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
-    """Returns the values of `chosen` for the options that are "auto" or "fit" in the configuration."""
+    """Returns the part of `chosen` that the configuration leaves open with "auto" or "fit"."""
     kept = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
     if "n_threads" not in kept:
         kept.pop("n_threads_batch", None)  # left to the engine, which derives it from the caller's n_threads
@@ -197,10 +197,11 @@ def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
 
 
 def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:
-    """Returns the fewest and the most actors that an option allows; both None: the cluster decides. Raises ConfigError.
+    """Returns the minimum and maximum number of actors that an option allows; (None, None): the cluster decides. Raises
+    ConfigError.
 
     Args:
-        name, of: the option's name, and the word for actors, in error messages.
+        name, of: words for error messages: the option's name, and the word for actors.
     """
     if given is None:
         return None, None

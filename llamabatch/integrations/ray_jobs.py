@@ -59,8 +59,8 @@ _CONNECT_S = 10.0
 _LOOK_S = 0.5
 _BOARD_S = 5.0
 _END_S = 20.0  # seconds to wait for the tasks of a stopped job to end
-_ROOM_S = 60.0  # seconds without a running shard after which a message says that the job waits for free nodes
-_TRIES = 5  # consecutive attempts of a shard without a new row, after which the job ends
+_ROOM_S = 60.0  # after this many seconds without a running shard, a message says that the job waits for free nodes
+_TRIES = 5  # the job ends after this many consecutive attempts of a shard without a new row
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -74,8 +74,8 @@ def run(
 ) -> Summary:
     """Runs a job as `n_shards` tasks on a Ray cluster, or resumes a job that ended early.
 
-    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. File
-    locks on this storage must work across machines. Each shard writes its own output and journal in the folder
+    All nodes, and the machine that calls `run`, must see the inputs, the outputs and the model under the same paths.
+    File locks on this storage must work across machines. Each shard writes its own output and journal in the folder
     OUT.shards. When the last shard is done, these parts are joined in OUT, and are not deleted. If the name of OUT
     contains "{shard}", each shard writes a file with "1-of-4" (for example) in place of "{shard}", and nothing is
     joined.
@@ -190,7 +190,7 @@ class _Job:
         self._snapshots: dict[int, JobSnapshot] = {}
         self._first_rows: dict[int, int] = {}
         self._attempts = {k: _Attempts() for k in self._parts}
-        self._running: dict[Any, int] = {}  # reference to a task's result -> number of its shard
+        self._running: dict[Any, int] = {}  # reference to a task's result -> number of the task's shard
         self._joined: Output | None = None
         self._task: ShardTask  # a task with the fields that all shards share; set by open()
         self._done_before: tuple[int, int] | None = None  # rows and errors, if the output was complete at the start
@@ -199,7 +199,7 @@ class _Job:
         self._most_slots = self._most_engines = self._n_again = 0
         self._idle_since = time.monotonic()
         self._says_idle = True
-        self._has_engine = False  # True once a shard has said that its engine is ready
+        self._has_engine = False  # True after a shard has reported that its engine is ready
 
     def open(self, stack: contextlib.ExitStack) -> bool:
         """Finds the inputs. Locks the output until `stack` ends. Returns True if the output is already complete."""
@@ -279,7 +279,8 @@ class _Job:
         )
 
     def _check_seeds(self, settings: Settings) -> None:
-        """Raises ConfigError if the parts have another seed. Such parts come from another job or a removed output."""
+        """Raises ConfigError if the parts have another seed than this job. Such parts come from another job or a
+        removed output."""
         if settings.writing.force:
             return
         for part in self._parts.values():

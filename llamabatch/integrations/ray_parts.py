@@ -12,13 +12,13 @@ from llamabatch.jobs.output.own_files import ahead_of, part_of
 from llamabatch.jobs.output.records import lines_of
 
 PLACE = "{shard}"
-"""The placeholder in the name of an output whose parts are not joined. A part has "1-of-4" or similar in its place."""
+"""Placeholder in the name of an output whose parts are not joined. A part has "1-of-4", for example."""
 
-_FOLDER = ".shards"  # the folder of the parts has the output's name with this ending
+_FOLDER = ".shards"  # the name of the parts' folder is the output's name with this ending
 
 
 def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> Path:
-    """Returns the path of the part that a shard, 1 .. n_shards, writes."""
+    """Returns the path of the output of one shard. Shards are numbered from 1 to n_shards."""
     out = Path(output)
     number = f"{shard:0{len(str(n_shards))}}-of-{n_shards}"
     if PLACE in out.name:
@@ -27,7 +27,7 @@ def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> 
 
 
 def part_bytes(part: Path) -> tuple[int, int]:
-    """Returns the bytes of a part's written lines, and of its lines that wait for an earlier row."""
+    """Returns the bytes of a part's written lines, and the bytes of its lines that wait for an earlier row."""
     kept = [lines for lines in (part, part_of(part)) if lines.exists()]
     return sum(map(_size_of, kept)), sum(_size_of(ahead_of(lines)) for lines in kept)
 

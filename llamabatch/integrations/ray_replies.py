@@ -39,8 +39,8 @@ def _metrics(replies: Sequence[Reply]) -> Reply:
 
 
 def _labelled(sample: str, replica: str) -> str:
-    """Returns a sample line with the label `replica`. In a line, "{" follows the name if there are labels, else a
-    space."""
+    """Returns a sample line with the label `replica`. In a line, the name is followed by "{" if there are labels, else
+    by a space."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f'{name}{{replica="{replica}",{rest}'
@@ -49,7 +49,7 @@ def _labelled(sample: str, replica: str) -> str:
 
 
 def _load(replies: Sequence[Reply]) -> Reply:
-    """Joins replies of vLLM's /load: adds the numbers of running calls."""
+    """Joins replies to vLLM's /load: adds up the numbers of running calls."""
     total = sum(json.loads(each.body)["server_load"] for each in replies)
     return replace(replies[0], body=json.dumps({"server_load": total}).encode())
 

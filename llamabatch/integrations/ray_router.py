@@ -26,16 +26,16 @@ with needs("ray", "ray"):
 K = TypeVar("K", bound=Hashable)
 
 BLOCK = 256  # characters (about 64 tokens); beginnings of a text end at multiples of this number
-_MOST_BLOCKS = 64  # the most beginnings of a prompt that end at a multiple of BLOCK; the shortest are kept
-_MOST_ENDS = 64  # the most beginnings of a prompt that end where a text ends; the longest are kept
-_MOST_KNOWN = 65_536  # the most beginnings in a table
-_SENDING_S = 5.0  # a request that has not reached its replica after this many seconds counts as lost
+_MOST_BLOCKS = 64  # a Prefix keeps at most this many beginnings that end at a multiple of BLOCK, the shortest
+_MOST_ENDS = 64  # a Prefix keeps at most this many beginnings that end with a text, the longest
+_MOST_KNOWN = 65_536  # maximum number of beginnings in a table
+_SENDING_S = 5.0  # a request counts as lost if it has not reached its replica after this time
 _PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths of generation endpoints
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The beginnings of a prompt, the shortest first.
+    """Beginnings of a prompt, of different lengths, the shortest first.
 
     Attributes:
         keys: the digests of the beginnings.
@@ -64,7 +64,7 @@ class Prefix:
         the end of each text. Beginnings shorter than BLOCK are left out.
 
         Args:
-            pieces: the texts of the prompt, each with True if its characters count in `lengths`.
+            pieces: pairs (text, counts). If `counts` is true, the characters of the text count in `lengths`.
         """
         state = hashlib.blake2b(digest_size=8)
         blocks: list[tuple[bytes, int]] = []
@@ -84,18 +84,18 @@ class Prefix:
         return cls(tuple(key for key, _ in found), tuple(n for _, n in found), length)
 
     def worth_it(self) -> list[bytes]:
-        """Returns the beginnings that have at least half of the prompt, the longest first.
+        """Returns the beginnings that contain at least half of the prompt, the longest first.
 
-        A replica with one of them and a free slot is better than the least loaded replica. A shorter beginning
-        is computed again in less time than is lost by sharing its replica with more requests.
+        A replica that has such a beginning and a free slot is better than the least loaded replica. A shorter beginning
+        is not worth it: computing it again takes less time than sharing a replica with more requests.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yields the texts of a body in their order in the prompt, each with True if it counts in Prefix.lengths. The
-    model's own turns do not count, because the same replica has generated them."""
+    """Yields (text, counts) for each text of a body, in the order of the prompt. `counts` is true if the text counts in
+    Prefix.lengths. The model's own turns do not count, because the same replica has generated them."""
     yield str(body.get("model")), False
     for name in ("tools", "system", "instructions"):
         if body.get(name):
@@ -115,7 +115,8 @@ def _text(value: Any) -> str:
 
 
 class PrefixTable(Generic[K]):
-    """Beginnings of prompts -> the replicas that received them. Drops the least recently sent beginnings first."""
+    """A table of the replicas that have received prompts with the same beginning. Drops the least recently sent
+    beginnings first."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._most = most
@@ -133,7 +134,7 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """Yields the replicas of each known beginning in prefix.worth_it(), the longest beginning first."""
+        """Yields the set of replicas for each beginning of prefix.worth_it() in the table. Longest first."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found
@@ -164,10 +165,11 @@ class Load:
 
 
 def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
-    """Returns all replicas, the best first: replicas with the longest known beginning and a free slot, then by load.
+    """Returns all replicas, the best first: the replicas with a free slot and the longest known beginning, then all
+    other replicas. Both groups are sorted by load.
 
     Args:
-        holders: for each beginning, the longest first, the replicas that have it.
+        holders: one set for each beginning: the replicas that have this beginning. The longest beginning is first.
     """
     shuffled = random.sample(list(loads), len(loads))  # so that several routers do not all pick the same replica
     by_load = sorted(shuffled, key=lambda each: loads[each].share)
@@ -180,19 +182,21 @@ def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """A request router of Ray Serve, for calls whose only argument has the attributes `prefix` and `needs_batches`.
 
-    The load of a replica comes from Serve's count of its calls and from its record_routing_stats (see load_of).
+    The load of a replica comes from Serve's count of the replica's calls, and from record_routing_stats of the replica
+    (see load_of).
     """
 
     def initialize_state(self, n_slots: int = 1) -> None:  # type: ignore[override]
         """Stores the number of slots that the plan gives a replica. Serve calls this with request_router_kwargs."""
         self._n_slots = n_slots
         self._table: PrefixTable[ReplicaID] = PrefixTable()
-        self._sending: dict[str, tuple[ReplicaID, float]] = {}  # call that Serve does not count yet -> replica, time
+        # calls not yet counted by Serve: request id -> (replica, time of sending)
+        self._sending: dict[str, tuple[ReplicaID, float]] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the replicas in the order in which Serve tries them, each in a list of its own."""
+        """Returns lists of one replica each, in the order in which Serve tries the replicas."""
         replicas = {each.replica_id: each for each in candidate_replicas}
         call = _call_of(pending_request)
         loads = self._loads(replicas)
@@ -235,14 +239,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sending: int = 0) -> Load:
-    """Returns the load of a replica. A call may have several continuations. So the load is the number of calls now,
-    plus the surplus of continuations over calls in `stats`.
+    """Returns the load of a replica, in continuations. A call may have several continuations. So the load is the
+    current number of calls, plus the difference between continuations and calls in `stats`.
 
     Args:
         stats: the replica's last record_routing_stats, about a second old; empty before the first.
         n_calls: number of calls on the replica now; None: unknown, so only the continuations in `stats` count.
         n_slots: number of slots to assume if `stats` has none.
-        n_sending: number of calls that the router has just sent to the replica, not yet counted in n_calls.
+        n_sending: number of calls that the router has just sent to the replica, and that n_calls does not include.
     """
     reported, calls = stats.get("in_flight", 0), stats.get("calls", 0)
     n = reported if n_calls is None else n_calls + max(0, reported - calls)
@@ -252,16 +256,16 @@ def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sendi
 def _call_of(pending: PendingRequest | None) -> Any:
     """Returns the call of a request; None: the request is not one of serve_app's."""
     given = pending.args[0] if pending is not None and pending.args else None
-    # isinstance would fail, because Serve copies this module to its routers by value, with other class objects.
+    # isinstance would fail: Serve copies this module to its routers by value, so the classes there are other objects.
     return given if hasattr(given, "prefix") and hasattr(given, "needs_batches") else None
 
 
 class SlotScaling:
-    """An autoscaling policy of Ray Serve. It chooses the number of replicas for which running and waiting continuations
-    use a given share of all slots.
+    """An autoscaling policy of Ray Serve. It chooses the smallest number of replicas with which the share of busy slots
+    stays within a limit. Waiting continuations count as busy slots.
 
     Args:
-        occupancy: the share, above 0 and at most 1.
+        occupancy: the limit of the share, above 0 and at most 1.
     """
 
     def __init__(self, occupancy: float = 0.8) -> None:
@@ -276,10 +280,11 @@ class SlotScaling:
 
 
 def replicas_for(in_flight: float, slots: Sequence[float], current: int, occupancy: float) -> int:
-    """Returns the fewest replicas with which `in_flight` continuations use at most `occupancy` of all slots.
+    """Returns the smallest number of replicas whose slots are enough for `in_flight` continuations. At most the share
+    `occupancy` of all slots may be in use.
 
     Args:
-        slots: number of slots of each replica that has reported. If none has reported, the result is `current`.
+        slots: number of slots of each replica that has reported. If no replica has reported, the result is `current`.
         current: the present number of replicas.
     """
     if not slots or min(slots) <= 0:

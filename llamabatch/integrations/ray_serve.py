@@ -1,8 +1,8 @@
 """Ray Serve: serve_app makes an application with the endpoints of `llamabatch serve`, over replicas with engines.
 
-The application has two deployments. The ingress reads the whole request and chooses a replica by the prompt. (Serve's
-own proxy would choose before it has read the body.) The replicas of the second deployment, each with an engine, answer
-with the ASGI application of `llamabatch serve`. The ingress forwards the parts of a response as they arrive.
+The application has two deployments. The ingress reads the whole request and chooses a replica by the prompt, whereas
+Serve's own proxy would choose before it has read the body. In the second deployment, each replica has an engine and
+answers with the ASGI application of `llamabatch serve`. The ingress forwards the parts of a response as they arrive.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3  # replicas to try for a request if a replica dies before it answers
+_TRIES = 3  # a request goes to at most this many replicas, if replicas die before they answer
 _UNBOUNDED = 100_000
-_BESIDE = 64  # calls that a replica accepts in addition to slots and queue, because some calls need no slot
+_BESIDE = 64  # calls that a replica accepts in addition to slots and queue, because some calls do not need a slot
 _MOST_WAITING = 4096  # calls that may wait while no replica can receive them
 _ALL_S = 5.0  # seconds to wait for the replies of all replicas
 _STATS_S = 1.0
@@ -106,17 +106,17 @@ def serve_app(
 
     Args:
         model: as for LLM; a path must be readable on each node of the cluster.
-        num_replicas: the number of replicas; or (fewest, most), between which Serve scales by the slots in use. None:
-            one replica for each GPU of the cluster, or for each node if there is no GPU.
-        target_occupancy: with (fewest, most), the share of all slots that scaling keeps in use, above 0 and at most 1.
-            Requests that wait for a slot count as slots in use.
-        ray_actor_options: options of a replica's actor, which override the plan's: num_cpus, num_gpus, memory (bytes),
-            resources, runtime_env and others.
+        num_replicas: the number of replicas. With (minimum, maximum), Serve chooses the number by the slots in use.
+            None: one replica for each GPU of the cluster, or for each node if there is no GPU.
+        target_occupancy: with (minimum, maximum), the share of all slots that scaling keeps in use, above 0 and at most
+            1. Requests that wait for a slot count as slots in use.
+        ray_actor_options: options of a replica's actor, such as num_cpus, num_gpus, memory (bytes), resources and
+            runtime_env. They override the values of the plan.
         deployment_options: more options of the engines' deployment: max_replicas_per_node, health_check_period_s ...
         ingress_options: options of the ingress' deployment: num_replicas (default 1), ray_actor_options ...
         server_options: as for llamabatch.server.app: api_keys, served_model_names, sampling ... Give options of
             addresses and connections to Serve instead. Files and batches need data_dir, a folder that all nodes share.
-        **options: as for LLM. The plan sets n_slots, n_ctx and threads that are "auto".
+        **options: as for LLM. If n_slots, n_ctx or the threads are "auto", the plan sets them.
 
     Raises:
         ConfigError, UnknownOptionError: an argument is invalid, or HAProxy is in front of a server without API keys.
@@ -178,15 +178,15 @@ def serve_app(
 
 
 def _at_once(most: int | None, n_nodes: int, options: Mapping[str, Any] | None) -> int | None:
-    """Returns `most`, but not more replicas than max_replicas_per_node allows on the current nodes. More nodes may join
-    later."""
+    """Returns `most`, or less if max_replicas_per_node does not allow `most` replicas on the current nodes. More nodes
+    may join later."""
     each = (options or {}).get("max_replicas_per_node")
     return most if most is None or each is None else min(most, each * n_nodes)
 
 
 def build(args: dict[str, Any]) -> serve.Application:
     """Calls serve_app for a configuration file of Serve: `import_path: llamabatch.integrations.ray_serve:build`, with
-    serve_app's arguments as `args`. num_replicas may be a list of two numbers, (fewest, most).
+    serve_app's arguments as `args`. num_replicas may be a list of two numbers, the minimum and the maximum.
 
     Waits up to 300 s for a node with a CPU, because KubeRay builds applications before its workers are up.
     """
@@ -327,10 +327,11 @@ class Forward:
 
 
 class _Sent:
-    """Wraps the ASGI `send` of a request, and notes how far the response is.
+    """A wrapper of a request's ASGI `send` that records how far the response is.
 
     Attributes:
-        has_begun: True once the status is sent. has_ended: True once the whole response is sent.
+        has_begun: True once the status is sent.
+        has_ended: True once the whole response is sent.
         kind: the content-type of the response.
     """
 

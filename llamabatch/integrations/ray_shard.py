@@ -29,11 +29,11 @@ _TELL_S = 1.0
 
 @dataclass(frozen=True)
 class ShardTask:
-    """The description of a shard that is sent to a node.
+    """The description of a shard, which is sent to a node.
 
     Attributes:
         settings: the job's settings, with this shard and its output.
-        identity: the job's identity, from the files that the driver sees under the job's paths.
+        identity: the job's identity, which the driver has computed from its view of the job's files.
         lock, job_id: the driver's lock file on the storage, and the id in this file.
         version: the version of the driver's llamabatch.
     """
@@ -46,7 +46,7 @@ class ShardTask:
 
 
 def run_shard(task: ShardTask, board: Any) -> Summary | None:
-    """Runs a shard in a task. Returns None if a signal ended the shard. Raises as jobs.run, and SetupError."""
+    """Runs a shard in a task. Returns None if a signal ended it. Raises the errors of jobs.run, and SetupError."""
     settings = task.settings
     shard = settings.reading.shard[0]
     if task.version != __version__:
@@ -66,8 +66,8 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
         try:
             return run_job(settings, reports)
         except OutputBusyError as error:
-            # The previous task of this shard still runs, on a node that has lost the cluster but not the storage. Only
-            # that task may write, until its node notices the loss and ends the task.
+            # The previous task of this shard still runs: its node has lost the cluster but not the storage. Only that
+            # task may write, until its node notices the loss and ends the task.
             if time.monotonic() > until:
                 raise
             if not waits:
@@ -79,7 +79,7 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
 
 
 def check_storage(task: ShardTask) -> None:
-    """Raises SetupError if this node does not see the driver's files or locks."""
+    """Raises SetupError if this node does not see a file of the driver, or its lock on that file."""
     folder = task.lock.parent
     try:
         if is_held(task.lock, task.job_id):
@@ -101,7 +101,7 @@ def _here() -> str:
 
 
 class _ToBoard:
-    """The Progress of a shard. Sends messages to the board at once, and snapshots at most once a second."""
+    """The Progress of a shard. Sends each message to the board immediately, but snapshots at most once a second."""
 
     def __init__(self, board: Any, shard: int) -> None:
         self._board, self._shard = board, shard

@@ -26,7 +26,7 @@ _SHOWN_OPTIONS = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads"
 
 
 class DryRunEngine:
-    """An engine that computes nothing. It gives the Feed the plan and the model's vocabulary."""
+    """An engine that computes nothing. The Feed reads the plan and the model's vocabulary from this engine."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
@@ -39,7 +39,7 @@ class DryRunEngine:
         self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
-        """Raises InputError for bad_words and grammars that an engine would refuse. The Feed checks other fields."""
+        """Raises InputError for bad_words and grammars that an engine would refuse. The Feed checks the rest."""
         if request.embed:
             return
         params = request.params
@@ -61,10 +61,11 @@ class DryRun:
         n_bad: the number of bad rows.
         errors: the first error messages of bad rows, in order.
         prompt_tokens: the number of prompt tokens of all good rows together.
-        most_output_tokens: the most tokens that all good rows together may generate; None: some row has no limit.
+        most_output_tokens: the maximum number of tokens that all good rows together may generate; None: at least one
+            row has no limit.
         lengths: the lengths of the prompts in tokens.
         sample: good rows drawn at random, each with the same probability.
-        measured: the measurements of running the sample; None: the sample was not run.
+        measured: the measurements from a run of the sample; None: the sample was not run.
         estimate: the expected time and cost; None: not computed yet.
     """
 

@@ -24,7 +24,7 @@ from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 
 _Z = 1.96  # a 95 % confidence interval reaches 1.96 standard errors to each side of the mean
-_LEAST_USE = 0.05  # a smaller slot_use counts as this value, because it does not predict the speed with all slots
+_LEAST_USE = 0.05  # replaces a smaller slot_use, because very few busy slots cannot predict the speed of all slots
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ class Sample:
     """The measurements of some rows of a job.
 
     Attributes:
-        n_rows: rows that were run. n_failed: failed rows among them.
-        run_s: seconds from the first row to the last. load_s: seconds until the engine was ready.
+        n_rows: number of rows that were run.
+        n_failed: number of failed rows among them.
+        run_s: seconds from the first row to the last.
+        load_s: seconds until the engine was ready.
         prompt_tokens, output_tokens: the number of tokens of each successful row.
-        slot_use: mean share of the slots in use, 0 to 1. A whole job keeps more slots busy than a sample.
+        slot_use: mean share of the slots that were in use, 0 to 1. A whole job keeps more slots busy than a sample.
         energy_j: joules by the machine's own meter; None: the machine has no meter.
     """
 
@@ -50,11 +52,11 @@ class Sample:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second, of prompts and outputs together."""
+        """The number of tokens per second, in prompts and outputs together."""
         return (sum(self.prompt_tokens) + sum(self.output_tokens)) / self.run_s
 
     def output_range(self, n_rows: int) -> tuple[float, float]:
-        """Returns the least and the most output tokens of `n_rows` rows, by the 95 % confidence interval."""
+        """Returns the 95 % confidence interval (lowest, highest) for the output tokens of `n_rows` rows together."""
         n = len(self.output_tokens)
         mean = sum(self.output_tokens) / n
         if n < 2:
@@ -77,10 +79,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected time, energy and cost of a job. Ranges are (least, most).
+    """The expected time, energy and cost of a job. Ranges are (lowest, highest).
 
     Attributes:
-        source: the source of the figures, in words, or the reason why there are none.
+        source: a phrase that says where the figures come from, or why there are no figures.
         seconds, output_tokens: ranges; None: not known.
         energy_j: a range in joules; None: there is no meter, or no sample.
         price_per_hour: the price of the machine; None: no cost is computed.
@@ -132,7 +134,7 @@ def _whole(value: float) -> str:
 
 
 class _Measured:
-    """A sink that stores the numbers of tokens and drops the texts."""
+    """A sink that stores the token counts of rows and drops the texts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []
@@ -177,12 +179,12 @@ def from_sample(
     """Returns the estimate from a sample of the rows.
 
     The slow end of the range assumes the speed of the sample. The fast end is faster by the factor 1 / slot_use,
-    because the sample may leave slots empty. The speed counts the tokens of prompts and outputs. The prompt tokens are
-    known. The output tokens follow from the mean of the sample and its 95 % confidence interval. The time to load the
-    model is left out.
+    because the whole job may fill the slots that the sample leaves empty. The speed counts the tokens of prompts and
+    outputs. The prompt tokens are known. The output tokens follow from the sample's mean and the 95 % confidence
+    interval of this mean. The time to load the model is left out.
 
     Args:
-        n_rows, prompt_tokens, most_output: figures of the whole job; see DryRun.
+        n_rows, prompt_tokens, most_output: figures of the whole job, as in DryRun.
     """
     if not sample.output_tokens:
         return Estimate(f"all {counted(sample.n_rows, 'row')} of the sample failed", price_per_hour=price_per_hour)
@@ -206,11 +208,12 @@ def from_profile(
 ) -> Estimate:
     """Returns an upper bound of the time to generate, from the decode steps of a tuned profile.
 
-    Every output counts with its greatest length. The time to process prompts is left out, because no profile has it.
+    Every output counts with its maximum length. The time to process prompts is left out, because a profile does not
+    have this time.
 
     Args:
         slots: the slots of the engine.
-        most_output: the most tokens that the rows may generate; None: there is no limit.
+        most_output: the maximum number of tokens that all rows together may generate; None: there is no limit.
     """
     if profile is None or not profile.stairs or instances > 1:
         what = "no profile" if profile is None or not profile.stairs else "the profile is of one engine"

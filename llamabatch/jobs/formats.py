@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# Suffix -> the kind of a file that no job writes. Of these suffixes, a job reads only EXCEL.
+# Keys: suffixes of files that a job does not write. Of these, a job reads only EXCEL. Values: the kind of the file.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
@@ -38,7 +38,7 @@ FOREIGN = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".rtf"), _DOCUMENT),
 }
 
-# First bytes -> the kind of an unsupported file. No line of text begins with these bytes.
+# Keys: the first bytes of unsupported files, which never begin a line of text. Values: the kind of the file.
 _FIRST_BYTES = {
     b"PK\x03\x04": "a spreadsheet or an archive",
     b"\xd0\xcf\x11\xe0": _SHEET,
@@ -73,7 +73,7 @@ def suffixes(path: Path) -> tuple[str, str]:
 
 
 def zstd() -> Any:
-    """Returns a module for zstd: Python's own (from 3.14 on) or backports.zstd. Raises SetupError: there is none."""
+    """Returns a module for zstd: Python's own (from 3.14 on) or backports.zstd. Raises SetupError if there is none."""
     try:
         return importlib.import_module("compression.zstd")
     except ImportError:
@@ -93,7 +93,7 @@ def open_compressed(file: Any, compression: str, mode: Literal["rb", "wb"]) -> B
         compression: ".gz" or ".zst".
 
     Raises:
-        SetupError: as zstd.
+        SetupError: no package for zstd is installed, as in `zstd`.
     """
     if compression == ZSTD:
         return cast(BinaryIO, zstd().ZstdFile(file, mode))
@@ -106,5 +106,5 @@ def kind_of(content: bytes) -> str | None:
 
 
 def cure(words: str) -> str:
-    """Returns the advice for an input of an unsupported kind. `words`: the kind, from `kind_of` or FOREIGN."""
+    """Returns advice for an input of an unsupported kind. `words`: the kind, from `kind_of` or FOREIGN."""
     return _CURES.get(words, "give its rows in another form")

@@ -46,7 +46,7 @@ from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
 
-READY = "the engine is ready"  # the progress message after loading begins with this text
+READY = "the engine is ready"  # start of the message at the end of loading
 
 _LOOK_S = 0.5
 _MOST_SAMPLE = 10_000
@@ -73,8 +73,8 @@ def run(
         InputError: an input cannot be read, the output belongs to another job, or an option is wrong.
         JobStoppedError: the first rows all end with the same error; see Settings.max_start_errors.
         ModelFileError, MemoryPlanError, SetupError, EngineError: as for LLM.
-        EngineClosedError: the engine died too often. OutputError: the output cannot be written. In both cases the
-            finished rows are written, and running the same job again resumes it.
+        EngineClosedError: the engine died too often. Finished rows are written, and the next run resumes the job.
+        OutputError: the output cannot be written. The next run resumes the job.
         JobInterrupted: a signal or a stop request ended the job.
     """
     stop = Stop() if stop is None else stop  # `stop or Stop()` is wrong: a Stop is false until it is requested
@@ -98,11 +98,11 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
     """Returns the report of a dry run: every line is read, rendered and tokenized. The output is not touched.
 
     Args:
-        n_sample: the number of rows to run in order to measure the time and energy of the job. Their texts are dropped.
-            0: no row is run, and no weights are loaded.
+        n_sample: the number of rows to run in order to measure the time and energy of the job. The texts of these rows
+            are dropped. 0: no row is run, and no weights are loaded.
 
     Raises:
-        The errors that `run` raises before it computes, except errors of the output.
+        The errors of `run` before the first row is computed, except errors of the output.
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     inputs = _find_inputs(settings)
@@ -271,7 +271,7 @@ class _Job:
 
     @staticmethod
     def _run_loop(loop: Loop, start_errors: StartErrors) -> None:
-        """Runs the loop, then writes the held errors, also after EngineClosedError and InputError."""
+        """Runs the loop, then writes the held errors. Writes them even after EngineClosedError and InputError."""
         try:
             loop.run()
         except JobStoppedError:
@@ -328,8 +328,11 @@ def _find_inputs(settings: Settings) -> list[Source]:
 
 
 def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
-    """Raises ConfigError: a row and the finished row of the same number have different ids. If rows have moved, some
-    rows would be computed twice and some never. Streams are not checked, because they cannot be read twice."""
+    """Raises ConfigError if a row and the finished row of the same number have different ids.
+
+    In this case the inputs have changed: some rows would be computed twice, and some never. Streams are not checked,
+    because they cannot be read twice.
+    """
     if not ids or any(source.is_stream for source in inputs):
         return
     last = max(ids)
@@ -347,7 +350,7 @@ def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[i
 
 
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
-    """Raises ConfigError: the job begins with a conversation and the model has no chat template.
+    """Raises ConfigError if the job begins with a conversation and the model has no chat template.
 
     Without a template, every conversation would fail. The first row of a stream cannot be read twice. So a job with a
     stream is checked only if --chat is given.

@@ -46,7 +46,8 @@ class Loop:
 
     Args:
         tick: called after each iteration, several times a second.
-        shared: an engine that outlives the job; `run` leaves no request in it. None: the engine belongs to the job.
+        shared: an engine that outlives the job; `run` leaves no request in this engine. None: the engine belongs to the
+            job.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class Loop:
         self._stop = stop
         self._tick = tick
         self._shared = shared
-        self._unsent: list[Request] = []  # requests that wait because the queue of a shared engine is full
+        self._unsent: list[Request] = []  # requests that wait while the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
         # Clients compare sinks by identity, but each access to `put` makes a new bound method.
         self._sink_of_events = self._events.put
 
     def run(self) -> None:
-        """Runs until all rows are written, or until a stop was requested and all finished rows are written.
+        """Runs until all rows are written. After a request to stop, runs until all finished rows are written.
 
         Raises:
             EngineClosedError: the engine is gone for good. Finished rows are written. The next run computes the rows
@@ -176,7 +177,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # stats() would not raise if another engine runs by now
+        if gave_up(event.finished.error):  # stats() would not raise if a new engine has started since
             return event.finished.error
         try:
             self._client.stats()
@@ -202,11 +203,11 @@ class Loop:
                 self._write(event)
 
 
-_LEAST_GROUP = 64  # the least rows of a group in a job's own engine, so that a strategy can sort even with few slots
-_MOST_REQUESTS = 32  # the most rows that are tokenized before the engine gets them
+_LEAST_GROUP = 64  # minimum rows of a group without a shared engine: a strategy needs rows to sort
+_MOST_REQUESTS = 32  # maximum number of rows that are tokenized before the engine gets them
 _MOST_S = 0.05  # seconds of tokenizing before the engine gets the rows that are ready
 _LEAST_TOKENS = 2**19
-_MOST_BYTES = 256 * 2**20  # the most bytes of media in flight
+_MOST_BYTES = 256 * 2**20  # maximum size of all media in flight
 _MOST_TIERS = 256
 
 
@@ -219,7 +220,7 @@ class Refused:
 
     @property
     def message(self) -> str:
-        """The error, with the row's place in front."""
+        """The place of the row, and the error."""
         place = self.row.place
         return self.error if self.error.startswith(place) else f"{place}: {self.error}"
 
@@ -233,21 +234,21 @@ class _InFlight(NamedTuple):
 
 
 class Feed:
-    """Turns the rows of a job into requests, with just enough requests in flight to keep the engine busy.
+    """Turns the rows of a job into requests. Just enough requests are in flight to keep the engine busy.
 
-    The rows form groups. A group has four rows for each slot, at least 64. With a shared engine, a group has half of
-    `shared.most_rows`. A strategy may sort the rows inside a group. The next group is submitted before the current
-    group is done, so that no slot stays empty. No row overtakes an earlier group. So the number of results that wait
-    for an earlier row stays small.
+    The rows form groups. A group has four rows for each slot, at least 64. With a shared engine, a group has
+    `shared.most_rows` / 2 rows. A strategy may sort the rows inside a group. The next group is submitted before the
+    current group is done, so that no slot stays empty. No row overtakes a row of an earlier group. So only few results
+    wait for an earlier row.
 
     Args:
         host: the engine that will get the requests.
         rows: the rows that are not done yet; an item None means that no row has arrived yet.
-        slots: rows that the engine computes at once.
-        n_ctx: the most tokens of one row.
+        slots: number of rows that the engine computes at once.
+        n_ctx: maximum number of tokens of one row, prompt and output together.
         seed: the seed of the job. A row without a seed gets the seed `seed_of(seed, number)`.
         adapters: as in LLM.generate.
-        cancelled: returns true once the job must end; as in InputProcessor.
+        cancelled: returns true as soon as the job must end; see InputProcessor.
         shared: the engine, if the job shares it with other requests; None: the engine belongs to the job.
 
     Attributes:
@@ -381,7 +382,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the job's tier. The cache uses id(), because most rows share one object."""
+        """Returns the parameters with the job's tier. The cache's key has id(params): most rows share an object."""
         if self._shared is None:
             return params
         key = id(params), self.background
@@ -411,8 +412,9 @@ def seed_of(job_seed: int, number: int) -> int:
     """Returns the seed of a row. The seed depends only on the job's seed and the row's number, so a resumed run draws
     the same tokens.
 
-    The seed is output `number` of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
-    with the job's seed. It is in 0 .. 2**64 - 1. The seeds of neighbouring rows have no pattern.
+    The generator is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), started with
+    the job's seed. The row gets output `number` of the generator, in 0 .. 2**64 - 1. The seeds of neighbouring rows
+    have no pattern.
     """
     z = (job_seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -421,12 +423,12 @@ def seed_of(job_seed: int, number: int) -> int:
 
 
 class Stop:
-    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. A Stop is true once a stop was requested.
+    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. A Stop is true after the first request.
 
     While a job runs, a signal only stores its number here and wakes the loop. The loop then ends cleanly, whereas an
-    exception could interrupt a write. While the engine loads or closes, nothing can be lost and no loop would see the
-    number. A signal then raises KeyboardInterrupt, at once or after the current import. The third signal raises
-    KeyboardInterrupt in any case. Signals within a second count once, because `timeout` sends its signal twice.
+    exception could interrupt a write. While the engine loads or closes, no loop would see the number, and nothing can
+    be lost. During this time a signal raises KeyboardInterrupt, at once or after the current import. The third signal
+    raises KeyboardInterrupt in any case. Signals within a second count once, because `timeout` sends its signal twice.
 
     Attributes:
         signum: the number of the first signal; None: no stop was requested.
@@ -450,7 +452,7 @@ class Stop:
 
     @contextlib.contextmanager
     def noted(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Inside the context, a signal is stored and `wake` is called. Outside, a signal raises KeyboardInterrupt."""
+        """Inside this context, a signal is stored and calls `wake`. Outside, a signal raises KeyboardInterrupt."""
         self._wake = wake
         try:
             yield
@@ -459,7 +461,7 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles signals inside the context. Does nothing outside the main thread: other threads get no signals."""
+        """Handles signals inside the context. Does nothing outside the main thread, as other threads get no signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -55,7 +55,8 @@ def _unit(span_s: float) -> tuple[float, str]:
 
 
 def rates(points: list[Point], most: int = 160) -> tuple[list[float], list[float]]:
-    """Returns the end times of about `most` spans of equal length, and the tokens a second in each span."""
+    """Divides the time into about `most` equal spans. Returns the end of each span, and the tokens per second in the
+    span."""
     every = max(1, len(points) // most)
     kept = [Point(0.0, 0, 0, 0), *points[::every]]
     if points and kept[-1] is not points[-1]:
@@ -96,7 +97,7 @@ def _slots(ax: Any, summary: Summary, per_unit: float) -> None:
 
 
 def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], text_of: Callable[[float], str]) -> None:
-    """Draws a histogram of shares over a logarithmic axis for each name, with its median in the legend."""
+    """Draws a histogram of shares for each name, over one logarithmic axis. The legend shows the medians."""
     shown = {name: (figures, color) for name, (figures, color) in named.items() if figures.n}
     values = [value for figures, _ in shown.values() for value, _ in figures.classes()]
     if not values:

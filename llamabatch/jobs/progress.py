@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _POINT_S = 0.1  # seconds between two points of the timeline
 _BAR_S = 0.2
-_BAR_WIDTH, _AROUND_BAR = 24, 2  # terminal columns: the most for the bar, and the space around the bar
+_BAR_WIDTH, _AROUND_BAR = 24, 2  # maximum width of the bar and space around the bar, in terminal columns
 _FIRST_LINE_S, _LINES_S = 5.0, 30.0
 
 
@@ -35,8 +35,9 @@ class JobSnapshot:
         rows: rows in the output, including the rows of earlier runs.
         total: rows of the whole job; None: not known.
         failed: error rows of this run.
-        tokens_per_s: generated and embedded tokens a second, over the last 30 s.
-        running: rows that are being computed. slots: the most rows that can be computed at once.
+        tokens_per_s: generated and embedded tokens per second, over the last 30 s.
+        running: rows that are being computed.
+        slots: maximum number of rows that can be computed at once.
         left_s: seconds to the end; None: not known yet.
         estimated: true if `total` is an estimate from the rows read so far.
         failed_before: error rows of earlier runs.

@@ -32,8 +32,8 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """Functions by which a service reads and answers a line of OpenAI's batch format. The line may have fields that a
-    job does not know.
+    """The functions of a service for one line of OpenAI's batch format. The line may have fields that a job does not
+    know.
 
     Attributes:
         prepare: makes the request of the line; raises InputError.
@@ -63,7 +63,7 @@ class Row:
         model: the model's name in a line of OpenAI's batch format. The answer repeats the name.
         place: the position of the row for messages: "prompts.jsonl, line 7".
         kept: the kept columns of the input by name, as values of JSON; None: no columns are kept.
-        form: makes the request and the answer in place of the fields above; None: a row of a plain job.
+        form: the functions of a service that make the request and the answer; None: the job makes both.
     """
 
     number: int
@@ -85,8 +85,8 @@ class BadRow:
 
     Attributes:
         number: as in Row. Good and bad rows are counted together.
-        id: as in Row; None: the id cannot be read, or an earlier line has the same id. So no id is used twice.
-        error: the reason, with the place in front.
+        id: as in Row; None: the id cannot be read, or an earlier line has the same id, which must not occur twice.
+        error: the place of the line, and the reason.
         openai: true for a line in the shape of OpenAI's batch format.
         place, kept: as in Row.
     """
@@ -101,28 +101,28 @@ class BadRow:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The rules by which inputs become rows. The constructor checks them.
+    """The rules for turning inputs into rows. The constructor checks these rules.
 
     Attributes:
         params: the parameters of every row. The fields of a line override them.
-        template: the template of a row's prompt, in jinja2 (`{{ column }}`) or in the older notation, with {column} for
-            the value of a column and {{ for a brace. None: "{prompt}" for tables; lines of JSON hold their own prompt.
+        template: the template of a row's prompt, in jinja2 (`{{ column }}`) or in the older notation: {column} is the
+            value of a column, {{ is a brace. None: "{prompt}" for tables; lines of JSON have their own prompts.
         prompt: like `template`, but always jinja2.
-        task: the kind of request that a template makes. Without a template, a line of JSON has its own kind.
-        system: with task="chat", a system message before the template's text. It is jinja2 if it has {{ or {%.
+        task: the kind of the requests if a template makes them. Without a template, each line of JSON sets its kind.
+        system: with task="chat", a system message before the template's text. The message is jinja2 if it has {{ or {%.
         id_column: the column whose values are the ids. None: the column "id" or "custom_id" of a line or a table,
             otherwise the numbers of the rows. "": the numbers, for a table whose column "id" holds no ids.
         shard: (i, n), i from 1: only rows with number % n == i - 1. The n shards together are the whole job, with the
             same rows, numbers and ids.
-        limit: only rows with a number below `limit`; the number counts rows of all shards. None: all rows.
+        limit: the number of the first row that is left out; the numbers count the rows of all shards. None: all rows.
         chat_template: jinja2 source that replaces the model's chat template; None: the model's template.
         max_line_bytes: a longer line becomes a BadRow, and is never in memory as a whole.
         keep: columns of the input, or fields of lines of JSON, to copy to the output; "all": all but the id.
-        image_columns, audio_columns: columns, or fields of lines of JSON, with a picture or a sound or a list of them.
-            The media come before the template's text, and task="completion" becomes a chat. Relative paths start at the
-            folder of the input.
-        params_from: with a template, the columns or fields that hold parameters of their row. Their names are those of
-            SamplingParams, and with task="chat" also those of CHAT_FIELDS. All other columns are data.
+        image_columns, audio_columns: columns, or fields of lines of JSON, with a picture, an audio clip, or a list
+            of these. The media come before the template's text, and task="completion" becomes a chat.
+            Relative paths start at the folder of the input.
+        params_from: with a template, the columns or fields that hold parameters of their row. Possible names are the
+            fields of SamplingParams, and with task="chat" also CHAT_FIELDS. All other columns are data.
 
     Raises:
         ConfigError: a value is out of range.
@@ -172,7 +172,7 @@ class ReadOptions:
             check_template(self.chat_template)
 
     def _check_params_from(self) -> None:
-        """Raises ConfigError: a name in params_from is not a parameter of the task."""
+        """Raises ConfigError if a name in params_from is not a parameter of the task."""
         if self.task == "embedding":
             raise ConfigError(f"params_from is {show(self.params_from)}; nothing is sampled for an embedding")
         known = PARAMETERS | {*CHAT_FIELDS} if self.task == "chat" else PARAMETERS
@@ -187,7 +187,7 @@ class ReadOptions:
 
     @property
     def has_media(self) -> bool:
-        """True if columns hold pictures or sounds."""
+        """True if columns hold pictures or audio."""
         return self.image_columns is not None or self.audio_columns is not None
 
     def wants(self, number: int) -> bool:

@@ -33,7 +33,7 @@ class Settings:
         output: a file, or "-" for stdout.
         model: as for LLM.
         reading: how inputs become rows, and the parameters of all rows.
-        writing: how results are written. Its shard is set to the shard of `reading`.
+        writing: how results are written. The shard in `writing` is set to the shard in `reading`.
         seed: the seed of the job. A row without a seed gets a seed made of this seed and the row's number. None: a
             random seed, stored in the manifest of the output.
         adapters: {name: scale} for all rows; the names are those of engine["adapters"].
@@ -116,7 +116,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     """Returns the settings that decide the content of the rows. If one setting differs, the job is another job.
 
     Args:
-        known_inputs: the inputs in the output's manifest, with the number of bytes to read from a stream.
+        known_inputs: the inputs in the output's manifest. They say how many bytes of a stream the fingerprint covers.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
     reading["id_column"] = _id_column(settings.reading, inputs)

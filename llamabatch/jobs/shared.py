@@ -1,4 +1,4 @@
-"""An engine of a server that a job shares with other requests."""
+"""A server's engine. A job shares this engine with other requests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SharedEngine:
 
     Args:
         client: the client of the engine.
-        most_rows: the most rows of the job in the engine at once, 1 or more; None: twice the engine's slots, so that
-            another row is ready when a row ends.
-        background: rows use only slots that other requests leave free, until `promote`. The rows' own "background" and
+        most_rows: maximum number of the job's rows in the engine at once, 1 or more; None: twice the number of the
+            engine's slots, so that another row is ready when a row ends.
+        background: until `promote`, rows use only slots that no other request needs. The rows' own "background" and
             "priority" are ignored, so that no row overtakes the requests of other users.
-        read_line: reads a line of OpenAI's batch format as the engine's service does; None: the job reads it itself.
+        read_line: reads a line of OpenAI's batch format for a service; None: the job reads such lines itself.
 
     Raises:
         ConfigError: most_rows is out of range.
@@ -46,6 +46,6 @@ class SharedEngine:
     def promote(self) -> None:
         """Ends the background tier of all remaining rows. Safe to call in any thread, at any time.
 
-        Rows in flight are aborted and start again. Otherwise they would stay in the background tier and end last.
+        Rows in flight are aborted and start again. Otherwise these rows would stay in the background tier and end last.
         """
         self.background = False

@@ -18,8 +18,8 @@ _NUMBERS = re.compile(r"\d+")
 class StartErrors:
     """A sink that holds back the first errors of a job until a row succeeds or two errors differ.
 
-    Then it passes all held rows to the next sink, and holds no later row. Two errors count as equal if they differ only
-    in numbers and in the places of their rows.
+    Then this sink passes all held rows to the next sink, and holds no later row. Two errors count as equal if they
+    differ only in numbers and in the places of their rows.
 
     Args:
         sink: the next sink, which gets the rows.

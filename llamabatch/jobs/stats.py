@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.histogram import Quantiles
 
-_MOST_ERRORS = 5  # the most error messages in the summary
+_MOST_ERRORS = 5  # maximum number of error messages in the summary
 _MOST_POINTS = 1024
 _RECENT_S = 30.0
 _SHORT_S = 2.0
@@ -22,13 +22,16 @@ class Counts:
 
     Attributes:
         ok, failed: rows written with a result, and rows written with an error.
-        done_before: rows that were in the output before this run. failed_before: error rows among them.
+        done_before: rows that were in the output before this run.
+        failed_before: error rows among them.
         prompt_tokens, generated_tokens: sums over the rows written with a result.
         reasons: the number of continuations with each finish reason.
         tasks: the number of rows of each task that came back from the engine.
         errors: the first few error messages.
-        queued_s: seconds in the engine's queue. ttft_s: seconds from the end of the queue to the first token.
-        inter_token_s: seconds between tokens. total_s: seconds from the end of the queue to the last token.
+        queued_s: seconds in the engine's queue.
+        ttft_s: seconds from the end of the queue to the first token.
+        inter_token_s: seconds between tokens.
+        total_s: seconds from the end of the queue to the last token.
         prompt_lengths, output_lengths: lengths in tokens.
     """
 
@@ -114,11 +117,11 @@ class Point:
 
 
 class Timeline:
-    """Speed and slot use over time: points at equal distances. The distance doubles when there are too many points.
+    """Speed and slot use over time, as points at equal intervals. The interval doubles when there are too many points.
 
     Args:
         slots: the number of rows that can be computed at once.
-        every_s: the initial distance between points, in seconds.
+        every_s: the initial interval between points, in seconds.
         clock: returns the seconds of a monotonic clock.
     """
 
@@ -153,7 +156,7 @@ class Timeline:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second in the last 30 s."""
+        """Tokens per second in the last 30 s."""
         first, last = self._recent[0], self._recent[-1]
         return (last.tokens - first.tokens) / max(1e-9, last.at_s - first.at_s)
 

@@ -22,10 +22,11 @@ class Summary:
         output: the name of the output.
         counts: the counts of rows and tokens.
         timeline: speed and slots over time.
-        load_s: seconds until the engine was ready. run_s: seconds from that time until the last row was written.
+        load_s: seconds until the engine was ready.
+        run_s: seconds from that time until the last row was written.
         model, strategy: the names of the model and the strategy.
-        slots: rows that could be computed at once, in `instances` engines; 0: no engine was started.
-        restarts: the number of times that an engine was replaced because it died.
+        slots: number of rows that could be computed at once, in `instances` engines together; 0: no engine was started.
+        restarts: how many times an engine died and was replaced.
         energy_j: joules of the run by the machine's own meter; None: the machine has no meter.
         price_per_hour: the price of the machine; None: the summary has no cost.
         signum: the number of the signal that ended the run; None: no signal ended it.
@@ -61,7 +62,7 @@ class Summary:
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """The generated tokens a joule; for a job of embeddings, the prompt tokens a joule."""
+        """The number of generated tokens per joule; for a job of embeddings, the number of prompt tokens per joule."""
         tokens = self.counts.generated_tokens or self.counts.prompt_tokens
         return tokens / self.energy_j if self.energy_j else None
 
@@ -164,7 +165,7 @@ def _cost(cost: Cost) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run at a price of the machine, in the unit of the price."""
+    """The cost of a run, in the unit of the machine's price."""
 
     price_per_hour: float
     run_s: float

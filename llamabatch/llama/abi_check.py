@@ -83,8 +83,8 @@ def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[s
 
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
-    """Returns True if the library writes as many bytes as the binding's struct has. On x86-64, a function that
-    returns a large struct writes it to the address in its first argument. So `_same_size` passes a buffer and checks
+    """Returns True if the library and the binding agree on the size of a struct. On x86-64, a function that returns a
+    large struct writes the struct to the address in its first argument. So `_same_size` passes a buffer and checks
     which bytes were written."""
     size, untouched = ctypes.sizeof(struct), 0xA5
     buffer = (ctypes.c_ubyte * (size + 1024))(*([untouched] * (size + 1024)))
@@ -101,7 +101,8 @@ def _call_padded(module: ModuleType, struct: type[ctypes.Structure], function: s
 
 
 def _check_batch(module: ModuleType) -> None:
-    """Checks a llama_batch of 4 tokens: all arrays but the embeddings exist, and a null pointer ends the seq_ids."""
+    """Checks a llama_batch of 4 tokens: all its arrays except the embeddings exist, and seq_id ends with a null
+    pointer."""
     batch = module.llama_batch_init(4, 0, 1)
     try:
         arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)

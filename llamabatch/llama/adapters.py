@@ -95,8 +95,8 @@ class Adapters:
         return tuple((name, scale) for name, scale in adapters if name in self._vectors)
 
     def _set_vectors(self, context: Any, vectors: AdapterSet) -> int:
-        """Sets the sum of the vectors, because llama.cpp has room for one vector. All layers are written, because a
-        layer left out would keep its former values."""
+        """Sets the sum of the control vectors, because llama.cpp has room for only one. Writes all layers, because a
+        layer that is left out would keep its old values."""
         if not vectors:
             return int(self._lib.llama_set_adapter_cvec(context, None, 0, self._n_embd, 0, 0))
         total = np.zeros((self._n_layer, self._n_embd), np.float32)

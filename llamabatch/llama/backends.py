@@ -2,9 +2,9 @@
 
 The libraries of the wheel load no backend by themselves (GGML_BACKEND_DL); load_cpu() registers one. Linux lists the
 instruction sets that the CPU has and the system has enabled. The build's marker lists the instruction sets that each
-variant needs. So the best variant for this CPU is known before any of its code is mapped. ggml would map all variants
-to choose one, and would ask only the CPU, not the system. Where the system lists no instruction sets, a child process
-tries the variants, and the verdict is kept.
+variant needs. So llamabatch knows the best variant for this CPU before it maps a variant's code. ggml would map all
+variants to choose one, and would ask only the CPU, not the system. Where the system lists no instruction sets, a child
+process tries the variants, and the verdict is kept.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
     variants = variants_in(folder, build_marker(module))
     wanted = os.environ.get(VARIABLE, "")
     if not variants:
-        if _files(folder) and not _has_cpu(module):  # a build of another project: ggml chooses the variant
+        if _files(folder) and not _has_cpu(module):  # in a build of another project, ggml chooses the variant
             _load_what_ggml_takes(module, folder)
         if not _has_cpu(module):
             raise SetupError(
@@ -102,14 +102,14 @@ def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]
 
 
 def variant_name(cpu_library: Path) -> str | None:
-    """Returns the variant in the name of a library of CPU kernels: `haswell` for libggml-cpu-haswell.so."""
+    """Returns the name of the variant in the file name of a library: `haswell` for libggml-cpu-haswell.so."""
     _, marked, name = cpu_library.name.rpartition(_MARK)
     return name.rpartition(".")[0] if marked else None
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:
-    """Returns the variants that this CPU can run, best first. If child processes must try them, the list has
-    the first variant that runs and the variants without needs."""
+    """Returns the variants that this CPU can run, best first. If the CPU features are not known, child processes try
+    the variants. The list then has the first variant that runs, and the variants without required CPU features."""
     flags = cpu_flags()
     if _is_known(flags):
         return [variant for variant in variants if variant.needs <= flags]
@@ -165,7 +165,7 @@ def _load_what_ggml_takes(module: ModuleType, folder: Path) -> None:
 def _has_cpu(module: ModuleType) -> bool:
     try:
         return bool(ggml.cpu_device(module.llama_cpp._lib))
-    except ggml.MISSING:  # a build in a single library, which includes the CPU backend
+    except ggml.MISSING:  # only a build in a single library lacks the function, and it includes the CPU backend
         return True
 
 

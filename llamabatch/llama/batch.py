@@ -1,4 +1,4 @@
-"""A llama_batch over numpy arrays, so that filling it takes no Python loop over tokens."""
+"""A llama_batch over numpy arrays, so that it can be filled without a Python loop over tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy.typing as npt
 from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_OF_PROMPT = 2  # added to a row's output mark (0 or 1) if the token belongs to a prompt (llama.h, LLAMA_ROW_PROMPT)
+_OF_PROMPT = 2  # added to the output mark (0 or 1) of a row with a prompt token (llama.h, LLAMA_ROW_PROMPT)
 
 
 class Batch:
-    """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
+    """A llama_batch with room for n_batch tokens. The C struct from `fill` is valid until the next fill.
 
     Args:
         positions: converts cells to positions; None if no cells share a position.
-        marks_prompts: mark prompt tokens, for which llama.cpp may have special kernels (library.takes_prompts).
+        marks_prompts: mark the prompt tokens. llama.cpp may have special kernels for them (library.takes_prompts).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Batch:
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows: any token; their positions follow the cells of the slot
+            if span is None:  # dummy rows have any token; their positions follow the slot's last cell
                 self._tokens[at:end] = 0
                 self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
@@ -113,7 +113,8 @@ class Batch:
         return self._struct
 
     def _fill_rows(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
-        """Does the work of `fill` for the usual call: one row per sequence, and dummy rows, which are all outputs."""
+        """Does the work of `fill` for the usual call: one row per sequence, and perhaps dummy rows. Dummy rows are
+        marked as output rows."""
         spans = call.spans
         outputs = [span for span in spans if span.output or span.prompt_rows]
         tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]
@@ -147,13 +148,13 @@ class Batch:
 
 
 def _n_of_prompt(span: ScheduledSpan) -> int:
-    """Returns how many of a span's tokens belong to the prompt. The rest were generated, maybe before a preemption."""
+    """Returns the number of prompt tokens in a span. The other tokens were generated, maybe before a preemption."""
     return max(0, min(span.length, span.sequence.num_prompt - span.start - span.shift))
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """Returns slots and spans in ascending order of slots, with None for a dummy. In a split cache, a pass
-    needs consecutive ascending ids, except where passes are ragged."""
+    """Returns slots and spans in ascending order of slots, with None for a dummy. In a split cache, the slot ids of a
+    pass must be consecutive and ascending, unless passes are ragged."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])
@@ -162,10 +163,11 @@ def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
 def count_passes(call: Call, n_ubatch: int, unified: bool = False, ragged: bool = False) -> int:
     """Returns the number of passes over the weights in a call.
 
-    With a unified KV cache, this is the number of tokens divided by n_ubatch, rounded up. With a split cache, a pass
-    computes the first run of consecutive ids that still have tokens: equally many tokens of each id, up to n_ubatch in
-    all (llama-batch.cpp, split_equal with sequential=true). With `ragged` (Limits.is_ragged), passes are counted as
-    with a unified cache if the ids of the call are not consecutive or its spans differ in length (llama-ragged.cpp).
+    With a unified KV cache, this is the number of tokens divided by n_ubatch, rounded up. With a split cache, each pass
+    computes the first slots with remaining tokens, up to the first gap in their ids. The pass computes equally many
+    tokens of each slot, up to n_ubatch in all (llama-batch.cpp, split_equal with sequential=true). With `ragged`
+    (Limits.is_ragged), a call is counted as with a unified cache if its slot ids are not consecutive, or if its spans
+    differ in length (llama-ragged.cpp).
     """
     if unified:
         return -(-sum(span.length for span in call.spans) // n_ubatch)

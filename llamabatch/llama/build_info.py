@@ -20,9 +20,9 @@ def library_dir(module: ModuleType) -> Path:
 
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
-    """Returns the marker of the libraries in use (patches, flags, compiler), or None for a stock build. The marker lies
-    beside the libraries, or in the package above their `lib` folder. This is also true for a folder that
-    `LLAMA_CPP_LIB_PATH` names."""
+    """Returns the marker of the libraries in use (patches, flags, compiler), or None for a stock build. The marker is
+    in the folder of the libraries, or in the package above it if the folder is `lib`. The folder in
+    `LLAMA_CPP_LIB_PATH` may have a marker, too."""
     return read_marker(library_dir(module))
 
 
@@ -34,7 +34,7 @@ def cpu_library(module: ModuleType) -> Path:
     """
     folder = library_dir(module)
     found = _registered_cpu_library(module) or _mapped_cpu_library(folder, _mapped_files())
-    if found is None:  # a system with neither dladdr nor /proc/self/maps
+    if found is None:  # the system has neither dladdr nor /proc/self/maps
         found = next((p for p in sorted(folder.iterdir()) if _is_of_cpu(p)), Path(module.llama_cpp._lib._name))
     return found.resolve()
 
@@ -62,7 +62,7 @@ def _registered_cpu_library(module: ModuleType) -> Path | None:
         dladdr = ggml.bind(ctypes.CDLL(None), "dladdr", ctypes.c_int, ggml.POINTER, ctypes.POINTER(_DlInfo))
         if not code or not dladdr(code, ctypes.byref(info)) or not info.file:
             return None
-    except (AttributeError, ValueError, TypeError, OSError):  # CDLL(None) on Windows: TypeError
+    except (AttributeError, ValueError, TypeError, OSError):  # on Windows, CDLL(None) raises TypeError
         return None
     found = Path(os.fsdecode(info.file))
     return found if found.is_file() else None

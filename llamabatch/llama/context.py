@@ -50,7 +50,7 @@ class Context:
             share at most kv_cells cells instead.
 
     Raises:
-        ConfigError: this llama.cpp cannot do what n_slots, speculate or device_sampling asks for.
+        ConfigError: this llama.cpp does not support the value of n_slots, speculate or device_sampling.
         EngineError: llama.cpp could not make the context (no memory, or cache types that exclude each other).
     """
 
@@ -78,7 +78,7 @@ class Context:
         params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
         params.swa_full = config.swa_full
-        self._chains: list[Any] = []  # one sampler per slot while the device finds the likeliest tokens
+        self._chains: list[Any] = []  # one sampler per slot while the device selects the likeliest tokens
         self.can_sample = self._can_sample(config, model.n_vocab)
         if self.can_sample:
             chains = self._new_chains()
@@ -97,7 +97,7 @@ class Context:
                 "which are needed after wrong guesses; give 'off'"
             )
         self._memory = lib.llama_get_memory(self.handle)
-        # Cells further back than this number of tokens may be gone. With 0, all cells stay.
+        # llama.cpp may drop cells that lie further back than this number of tokens. With 0, all cells stay.
         self._window = 0 if config.swa_full else model.window
         self._n_vocab = model.n_vocab
         self._layout = kv_state.Layout.of(model)
@@ -107,7 +107,7 @@ class Context:
 
     @property
     def has_memory(self) -> bool:
-        """True if the context keeps the cells that it has computed. The context of an encoder does not."""
+        """True if the context keeps computed cells. The context of an encoder does not."""
         return bool(self._memory)
 
     def close(self) -> None:
@@ -117,14 +117,14 @@ class Context:
         self._free_chains()
 
     def _can_sample(self, config: ResolvedConfig, n_vocab: int) -> bool:
-        """Returns True if the device should find the likeliest tokens.
+        """Returns True if the device should select the likeliest tokens.
 
         Raises ConfigError if device_sampling is "on" and the binding has no functions for it.
         """
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # the rule is also in planning/capacity.py, but some contexts have no plan
+            return False  # planning/capacity.py has the same rule, but some contexts are made without it
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -158,7 +158,7 @@ class Context:
         return bool(self._chains)
 
     def sample_on_device(self, on: bool) -> None:
-        """Switches device sampling for the next decodes on or off. To switch it on, `can_sample` must be True. A change
+        """Switches device sampling on or off for the next decodes. `can_sample` must be True to switch it on. A switch
         takes the time of some steps, because llama.cpp plans its buffers again."""
         if on == self.samples_on_device:
             return
@@ -223,7 +223,7 @@ class Context:
         if not self.samples_on_device:
             return self.logits(n_rows)
         lib, handle, n_vocab = self._lib, self.handle, self._n_vocab
-        first, last = -n_rows, -1  # a negative number counts from the last output row
+        first, last = -n_rows, -1  # for llama.cpp, -1 is the last output row
         counts = [lib.llama_get_sampled_candidates_count_ith(handle, end) for end in (first, last)]
         counts += [lib.llama_get_sampled_logits_count_ith(handle, end) for end in (first, last)]
         if counts == [DEVICE_TOP] * 4:
@@ -247,7 +247,8 @@ class Context:
             return False
         if not (start and self._window):
             return True
-        # llama.cpp cuts at any place, but it may have reused cells of the window that the next tokens need.
+        # llama.cpp cuts at any place. But the next tokens need the cells of the window before `start`, and llama.cpp
+        # may have reused some of them.
         first = int(self._lib.llama_memory_seq_pos_min(self._memory, slot))
         return 0 <= first <= max(0, start + 1 - self._window)
 
@@ -275,7 +276,7 @@ class Context:
 
     @property
     def takes_prompts(self) -> bool:
-        """True if there are special kernels for tokens that a batch marks as prompt tokens."""
+        """True if llama.cpp has special kernels for tokens that a batch marks as prompt tokens."""
         return library.takes_prompts(self.handle)
 
     @property
@@ -322,11 +323,11 @@ class Context:
         return held == count or (held > count and self.clear(slot, count) and self.length(slot) == count)
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
-        """Copies the cells of `slots` to a larger context, in which these slots are empty. Returns the copied slots."""
+        """Copies the cells of `slots` to a larger context, where these slots are empty. Returns the copied slots."""
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one buffer for all: its pages fault in once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one buffer for all: pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)
@@ -375,7 +376,7 @@ def _sequences(lib: Any, chains: list[Any]) -> Any:
 
 
 def _rows(pointer: Any, kind: Any, n_rows: int, n_vocab: int) -> npt.NDArray[Any]:
-    """Returns a view of rows that llama.cpp stores n_vocab elements apart."""
+    """Returns a view of output rows. In llama.cpp's buffer, a row begins every n_vocab elements."""
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     if address is None:
         raise EngineError("llama.cpp gave no logits")

@@ -16,7 +16,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_PAUSE_S = 1e-4  # roughly an engine's pause between two steps; waiting threads may fall asleep meanwhile
+_PAUSE_S = 1e-4  # about as long as an engine's pause between two steps; waiting threads may fall asleep in it
 _LEAST_STEPS = 2
 _LONG_S = 1.5
 _ANY_PRIME = 7919
@@ -119,15 +119,17 @@ class Bench:
             position += 1
             _busy_wait(_PAUSE_S)
         self._rewind(rows, prompt)
-        return sorted(times[1:])  # the first step also builds the graph and makes the pending copies
+        return sorted(times[1:])  # the first step also builds the graph and executes the pending copies
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the least number of steps: 3, or 2 if steps are slow. The first step is not timed."""
+        """Returns the minimum number of steps: 3, or 2 if steps are slow. The first step does not count in the
+        times."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:
-        """Cuts each row back to the prompt, or clears all rows if a state cannot be cut. Returns the next position."""
+        """Cuts each row's slot back to the prompt. Clears all slots if a state cannot be cut. Returns the next
+        position."""
         context = self._open
         cut = [context.clear(row, prompt) for row in range(rows)]
         if not all(cut):

@@ -38,7 +38,7 @@ _GPU, INTEGRATED = "gpu", "integrated gpu"
 
 @dataclass(frozen=True)
 class Device:
-    """A device that ggml can compute on.
+    """A compute device of ggml.
 
     Attributes:
         kind: "cpu", "gpu", "integrated gpu", "accelerator" or "other".
@@ -59,7 +59,8 @@ class Device:
 
     @property
     def shown(self) -> str:
-        """The name for people. For RPC devices this is the description (the server), because the name is a number."""
+        """The name that users see. For RPC devices this is the description (the server), because their ggml name is a
+        number."""
         return self.description or self.name
 
 
@@ -136,10 +137,10 @@ def _each_once(module: ModuleType, found: Iterable[Device]) -> list[Device]:
 
 
 def used(config: EngineConfig, module: ModuleType) -> tuple[Device, ...]:
-    """Returns the devices that a config uses, in the order in which layers are assigned. Empty means the CPU alone.
+    """Returns the devices of a config, in the order in which they get layers. Empty means the CPU alone.
 
     Raises:
-        ConfigError: devices, main_gpu, tensor_split or split_mode asks for a device or ability that is not there.
+        ConfigError: devices, main_gpu, tensor_split or split_mode does not fit the devices of this machine.
     """
     found = () if config.devices == NONE else gpus(module)
     if config.devices not in (None, NONE):
@@ -196,7 +197,7 @@ def buffer_types(module: ModuleType) -> dict[str, BufferType]:
 
 
 def memory(module: ModuleType, chosen: tuple[Device, ...], *, computes_here: bool = True) -> tuple[Gpu, ...]:
-    """Returns the free and total memory of devices, from NVML where it knows the device, else from ggml.
+    """Returns the free and total memory of devices: from NVML for the devices that NVML knows, else from ggml.
 
     Args:
         computes_here: False if this process will not compute on the devices. A child process then asks for the memory.
@@ -217,7 +218,8 @@ def memory(module: ModuleType, chosen: tuple[Device, ...], *, computes_here: boo
 
 
 def memory_here(module: ModuleType, device: Device) -> tuple[int, int]:
-    """Returns a device's free and total bytes as ggml reports them: 0 if unknown, the machine's memory for a CPU."""
+    """Returns a device's free and total bytes as ggml reports them. For a CPU, this is the memory of the machine. 0
+    means unknown."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     size_p = ctypes.POINTER(ctypes.c_size_t)
     read = ggml.bind(module.llama_cpp._lib, "ggml_backend_dev_memory", None, ggml.POINTER, size_p, size_p)

@@ -1,8 +1,8 @@
 """A draft model: a smaller model with the same vocabulary guesses the next tokens of the larger target model.
 
-The draft context has a slot for each slot of the target. The proposer records the content of its cells and compares it
-with the sequences at each call of propose. Cells that differ are cut, copied from another slot, or computed. So the
-proposer needs no message about rejected guesses, moves between slots, or preemption.
+The draft context has a slot for each slot of the target. The proposer records which tokens its cells contain. Each call
+of propose compares these tokens with the sequences. Cells that differ are cut. Missing cells are copied from another
+slot or computed. So nobody needs to tell the proposer about rejected guesses, moves between slots, or preemption.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
 logger = logging.getLogger(__name__)
 
-# The largest difference between the two vocabulary sizes, because models of one family pad a vocabulary differently.
+# The maximum difference between the two vocabulary sizes. Models of one family pad the same vocabulary differently.
 # llama.cpp allows the same difference (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
 _MOST_PADDING = 128
-# A sequence may lag this many tokens behind without a separate prefill call. The lag is 2 if all guesses were right.
+# A separate prefill call is made only if the draft cells lag more than this many tokens behind the sequence. After a
+# step with only right guesses, they lag 2 tokens behind.
 _MOST_BEHIND = 16
 _GREEDY = SamplerState(SamplingParams(temperature=0), seed=0)
 
@@ -64,7 +65,7 @@ class DraftModelProposer:
         model: the draft model, from open_draft. close() also closes the model.
         target: the model whose tokens are guessed.
         config: config of the target. The draft has the same threads, n_ctx, and kind of KV cache.
-        n_slots: the most slots that the target's context may get.
+        n_slots: maximum number of slots of the target's context.
 
     Raises:
         ConfigError: llama.cpp keeps no cells for the architecture of the draft model.
@@ -116,7 +117,7 @@ class DraftModelProposer:
             self._context.clear(slot)
 
     def _cut_to_common(self, context: Context, sequence: Sequence, slot: int) -> int:
-        """Cuts the cells of a slot that differ from the sequence. Returns the number of tokens that remain."""
+        """Drops the cells of a slot that differ from the sequence. Returns the number of remaining tokens."""
         held = self._contents.get(slot)
         if held is None or held.sequence is not sequence:
             held = self._contents[slot] = self._moved_in(context, sequence, slot)
@@ -147,9 +148,9 @@ class DraftModelProposer:
         return _SlotContent(sequence, count)
 
     def _catch_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """Computes the tokens that the draft model has not seen, up to the last few. Returns spans of the last few.
-        All spans have the same length because a pass takes equally many tokens of each sequence. A sequence that lags
-        too far behind for one step is left out until its cells have caught up."""
+        """Computes the new tokens of the sequences in the draft context, except the last few. Returns spans with these
+        last few tokens. All spans have the same length, because a pass takes equally many tokens of each sequence. If a
+        sequence lags too far behind for one step, it gets no span until its cells have caught up."""
         known = [self._cut_to_common(context, span.sequence, span.slot) for span in spans]
         behind = [len(span.token_ids) - count for span, count in zip(spans, known, strict=True)]
         width = max((count for count in behind if count <= _MOST_BEHIND), default=1)
@@ -161,7 +162,7 @@ class DraftModelProposer:
             if n_tokens:
                 budget -= n_tokens
                 chunks.append(span._replace(start=count, length=n_tokens, output=False))
-            if count > start:  # computing known cells again costs less than one more pass
+            if count > start:  # it costs less to compute known cells again than to make one more pass
                 context.clear(span.slot, start)
             if count + n_tokens >= start:
                 last.append(span._replace(start=start, length=width))
@@ -206,7 +207,7 @@ def open_draft(config: EngineConfig, target: Model) -> Model | None:
     """Returns the draft model that a config names, or None. If both models are one file, they share the weights.
 
     Raises:
-        ConfigError: the draft model has another vocabulary, or state from which tokens cannot be cut.
+        ConfigError: the draft model has another vocabulary, or its state cannot be cut.
         ModelFileError: the file cannot be loaded.
     """
     if config.draft_model is None:

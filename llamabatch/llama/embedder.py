@@ -23,12 +23,12 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.media import MediaRun
 from llamabatch.request.request import Request
 
-MAX_TEXTS = 64  # most texts of a pass; each text is a sequence of the context
+MAX_TEXTS = 64  # maximum number of texts in a pass; each text is a sequence of the context
 
 
 @dataclass
 class EmbedCounts:
-    """Sums since the start: passes for embeddings, and the prompts and tokens in these passes."""
+    """Numbers of embedding passes, prompts and tokens since the start."""
 
     embed_passes: int = 0
     embed_texts: int = 0
@@ -36,10 +36,10 @@ class EmbedCounts:
 
 
 class Embedder:
-    """Computes embeddings or scores of texts. Not for use from two threads at once. Close it before its model.
+    """Computes embeddings or scores of texts. Only one thread may use it at a time. Close it before its model.
 
-    The context is made when it is first needed, and replaced by a larger context for a longer text. The context is kept
-    small because llama.cpp reserves logits of the whole vocabulary for each token of a pass.
+    The first text makes the context, and a longer text replaces it with a larger context. The context is kept small
+    because llama.cpp reserves logits of the whole vocabulary for each token of a pass.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig) -> None:
@@ -47,7 +47,7 @@ class Embedder:
         self._lib = library.load()
         self._model = model
         self._config = config
-        self._n_tokens = 0  # tokens that the context has room for
+        self._n_tokens = 0  # maximum number of tokens in the context
         self._handle: Any = None
         self._adapters: AdapterSet = ()
 
@@ -78,7 +78,7 @@ class Embedder:
         return self._pass(self._batch.fill_texts(texts), [len(ids) for ids in texts])
 
     def encodes(self, request: Request, seconds: float) -> bool:
-        """Encodes the pictures and sounds of a prompt for at most `seconds`. Returns True once all are encoded.
+        """Encodes the pictures and the audio of a prompt for at most `seconds`. Returns True once all are encoded.
 
         Raises:
             EngineError: the encoder failed, or the model cannot read a prompt in several passes.
@@ -93,12 +93,12 @@ class Embedder:
         )
 
     def run_media(self, request: Request) -> array[float]:
-        """Computes a prompt with pictures or sounds, as `run` computes a text. Each piece of text and each run of media
-        is a separate pass, because llama.cpp does not mix token ids and embeddings in a pass. Raises as `run`."""
+        """Computes a prompt with pictures or audio. The result and the errors are those of `run`. Each piece of text
+        and each run of media is a separate pass, because llama.cpp does not mix token ids and embeddings in a pass."""
         token_ids, at, position = request.prompt_token_ids, 0, 0
         self._prepare(len(token_ids), request.adapters)
         self.counts.embed_texts += 1
-        found: list[tuple[int, array[float]]] = []  # a pass's number of tokens, and its result
+        found: list[tuple[int, array[float]]] = []  # for each pass: the number of its tokens, and its result
         for run in (*request.media_runs, None):
             text = token_ids[at:] if run is None else token_ids[at : run.start]
             if text:
@@ -123,7 +123,8 @@ class Embedder:
         return part
 
     def _joined(self, found: list[tuple[int, array[float]]]) -> array[float]:
-        """Joins the results of a prompt's passes. `found` has each pass's number of tokens and its result."""
+        """Joins the results of a prompt's passes. `found` has two values for each pass: the number of tokens, and the
+        result."""
         pooling, parts = self._model.pooling, [part for _, part in found]
         if pooling == "none":
             return array("f", np.concatenate(parts).tobytes())
@@ -145,11 +146,12 @@ class Embedder:
         if adapters != self._adapters:
             self._set_adapters(adapters)
         memory = self._lib.llama_get_memory(self._handle)
-        if memory:  # an encoder has no memory
+        if memory:  # an encoder has no llama_memory
             self._lib.llama_memory_clear(memory, False)
 
     def _pass(self, batch: Any, lengths: list[int]) -> list[array[float]]:
-        """Computes a batch of sequences with `lengths` tokens. Returns the values of each sequence."""
+        """Computes a batch of sequences. Returns the values of each sequence. `lengths` has the length of each in
+        tokens."""
         code = int(self._lib.llama_decode(self._handle, batch))
         if code != 0 and self._model.halt.is_halted:
             raise EngineClosedError("the engine was closed while it computed")

@@ -32,14 +32,14 @@ NOTHING_MEASURED = OnLoad()
 
 
 def environment_defaults(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> dict[str, str]:
-    """Returns the variables that llama.cpp should run with, for a model file of this size.
+    """Returns the best environment variables of llama.cpp for a model file of this size.
 
     `GOMP_SPINCOUNT` sets how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3
-    ms. Such long spins cost 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing if
-    a step takes milliseconds. A model below 64 MB has steps of microseconds and needs the longer spin.
+    ms. Such long spins cost 60 % to 90 % of the speed as soon as another process needs a core. Short spins cost nothing
+    if a step takes milliseconds. A model below 64 MB has steps of microseconds and needs the longer spin.
 
-    `GGML_NO_BACKTRACE` keeps an abort inside ggml from starting a debugger. `GGML_CPU_AMX`: see `OnLoad`. Settings that
-    were `measured` on this machine (llamabatch/planning/profile.py) replace these rules.
+    `GGML_NO_BACKTRACE` keeps an abort inside ggml from starting a debugger. `GGML_CPU_AMX`: see `OnLoad`. The settings
+    in `measured`, from measurements on this machine (llamabatch/planning/profile.py), replace these rules.
     """
     small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
     rule = 3000 if small else 1000
@@ -58,8 +58,8 @@ def undecided(model_bytes: int | None, given: Mapping[str, str], measured: OnLoa
 
 @contextlib.contextmanager
 def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> Iterator[None]:
-    """Sets the undecided variables in os.environ. After the block, removes the variables that only a load reads.
-    Otherwise child programs would mistake them for the user's settings."""
+    """Sets the undecided variables in os.environ. After the block, removes the variables that are read only during a
+    load. Otherwise child programs would mistake them for the user's settings."""
     missing = undecided(model_bytes, os.environ, measured)
     if "GOMP_SPINCOUNT" in missing and is_mapped("libgomp.so"):
         logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
@@ -77,8 +77,8 @@ def amx_is_off() -> bool:
 
 
 def tiled_is_on() -> bool:
-    """Returns True unless GGML_CPU_TILED_MM=0 turns the tiled kernel off. From 8 rows on, this kernel computes
-    K-quants that are not repacked."""
+    """Returns True unless GGML_CPU_TILED_MM=0 turns the tiled kernel off. For 8 or more rows, this kernel computes the
+    products with K-quants that are not repacked."""
     return os.environ.get("GGML_CPU_TILED_MM", "1").strip() != "0"
 
 

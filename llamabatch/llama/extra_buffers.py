@@ -1,4 +1,4 @@
-"""The verdict on llama.cpp's extra buffer types. A child process tries them, so that a crash harms no other process.
+"""The verdict on llama.cpp's extra buffer types. A child process tries them, because they may crash the process.
 
 On a CPU with AMX, a stock build made by GCC 12 crashes in its first quantised matrix product (the reason is in
 native_patches/0001-amx-tile-config.patch). On such a machine a child process runs the bundled model once, unless the
@@ -31,13 +31,13 @@ _verdicts: dict[Path, bool] = {}
 
 @in_forks
 def _renew_lock() -> None:
-    """Makes a new lock in a fork, where the thread that may hold the old lock does not exist."""
+    """Makes a new lock in a fork. A thread that does not exist in the fork may hold the old lock."""
     global _lock
     _lock = threading.Lock()
 
 
 def safe(module: ModuleType) -> bool:
-    """Returns True if `use_extra_bufts` may be true here. The first call on a machine may take seconds."""
+    """Returns True if `use_extra_bufts` may be true on this machine. The first call may take seconds."""
     if not at_risk(module):
         return True
     cpu_library = build_info.cpu_library(module)
@@ -56,7 +56,8 @@ def at_risk(module: ModuleType) -> bool:
 
 
 def kept_verdict(cpu_library: Path) -> bool | None:
-    """Returns the verdict of an earlier probe of this library, by its hash; None if it was not probed."""
+    """Returns the kept verdict on this library; None if the library was not probed. Verdicts are kept under the hash of
+    the library."""
     kept = disk_cache.read(_KIND, probe_runs.key(cpu_library))
     verdict = kept.get("safe") if kept is not None else None
     return verdict if isinstance(verdict, bool) else None

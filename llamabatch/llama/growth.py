@@ -1,4 +1,4 @@
-"""Larger contexts: Growth makes one in a thread, and largest_context() makes the largest that fits in memory."""
+"""Makes larger contexts: Growth in a thread, and largest_context() with as many slots as the memory has room for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llamabatch.llama.model import Model
 
 logger = logging.getLogger(__name__)
 
-# With this niceness the thread gets a quarter of a core beside threads that compute. The cells of 32 slots of a model
-# of 0.5B parameters are then zeroed in some seconds.
+# With this niceness the thread gets a quarter of a core while other threads compute. The thread then needs some seconds
+# to zero the cells of 32 slots of a model with 0.5B parameters.
 _NICENESS = 5
 
 
 class Growth:
-    """A larger context that a separate thread makes while the steps go on. On Linux, this thread has a lower
-    priority than the threads that compute."""
+    """Makes a larger context in a separate thread while the steps go on. On Linux, this thread has a lower priority
+    than the threads that compute."""
 
     def __init__(self, make: Callable[[], Context]) -> None:
         self._made: Future[Context] = Future()

@@ -1,4 +1,4 @@
-"""Halts a llama_decode: before each operation of a graph, the CPU backend calls a function that may stop the decode."""
+"""Halts a llama_decode. The CPU backend calls an abort callback before each operation of a graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 class Halt:
     """Stops the running llama_decode and each later one, in all contexts that were given this object.
 
-    The backend calls the function hundreds of times in a pass, on a thread that must not wait for Python's lock. So the
-    function is C's strlen, which has the right signature. For an empty text it returns 0, and the decode goes on. `now`
-    fills the text.
+    The abort callback of a context is called hundreds of times in a pass, on a thread that must not wait for Python's
+    lock. So it cannot be a Python function. It is C's strlen, which has the right signature. For an empty text it
+    returns 0, and the decode goes on. `now` fills the text.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Halt:
         return bool(self._text.value)
 
     def give_to(self, lib: Any, params: Any) -> None:
-        """Sets the function as the abort callback of a context. The context must not outlive this object."""
+        """Sets the abort callback in the parameters of a context. The context must not outlive this object."""
         params.abort_callback = ctypes.cast(_strlen(), lib.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 

@@ -33,8 +33,8 @@ _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
 _TWO_WORDS = struct.Struct("<II")
-# Head of a recurrent state: number of cells, position of the cell, number of its sequences, 1 if S is transposed,
-# number of layers.
+# The head of a recurrent state: number of cells, position of the only cell, number of sequences in this cell, 1 if the
+# S state is transposed, number of layers.
 _RECURRENT = struct.Struct("<IiIII")
 _CELL_BYTES, _EXT_BYTES = 12, 12
 # For each quantised type: the size of a block in bytes, and the number of float16 values at its beginning.
@@ -42,7 +42,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """Returns the facts about model, library and options that the values of cells depend on, apart from rounding."""
+    """Returns the facts about model, library and options that determine the values of cells, apart from rounding."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -61,12 +61,14 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _encoder(path: Path, config: ResolvedConfig) -> str:
-    """Returns a text that names the mmproj file and the options that the cells of its pictures depend on."""
+    """Returns a text with the fingerprint of the mmproj file, and with the options that change the cells of
+    pictures."""
     return f"{fingerprint(path)}, tokens {config.image_min_tokens} to {config.image_max_tokens}"
 
 
 def kernels(config: ResolvedConfig) -> str:
-    """Returns a text that names the build and the options that choose its kernels. Other kernels round differently."""
+    """Returns a text that names the build and the options that choose kernels. With other kernels, cells are rounded
+    differently."""
     module: Any = library.load()
     marker = build_marker(module)
     build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
@@ -113,13 +115,14 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
 def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
     """Returns a slot's state in llama.cpp's format, for slots of the same context only; None if llama.cpp refuses."""
     size = int(lib.llama_state_seq_get_size(handle, slot))
-    state = np.empty(size, np.uint8)  # np.zeros would be slow, because a state may have some 100 MB
+    state = np.empty(size, np.uint8)  # a state may have some 100 MB, so np.zeros would be slow
     written = int(lib.llama_state_seq_get_data(handle, _pointer(state), size, slot)) if size else 0
     return state if size and written == size else None
 
 
 def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint8]:
-    """Adapts a state of `copy_out` to a context that has grown to `n_streams` streams. For single KV caches only."""
+    """Adapts a state of `copy_out` to a context that has grown to `n_streams` streams. Works only for models with one
+    KV cache."""
     more = n_streams - _WORD.unpack_from(state.data, 8)[0]
     if more == 0:
         return state
@@ -129,7 +132,7 @@ def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint
 
 
 def copy_in(lib: Any, handle: Any, slot: int, state: npt.NDArray[np.uint8]) -> bool:
-    """Fills a slot with a state of `copy_out`. Returns False if llama.cpp refuses; the slot is then empty."""
+    """Fills a slot with a state from `copy_out`. Returns False if llama.cpp refuses; the slot is then empty."""
     return int(lib.llama_state_seq_set_data(handle, _pointer(state), state.size, slot)) == state.size
 
 
@@ -142,10 +145,11 @@ class Layout:
     """The parts of a sequence's state, in the order in which llama.cpp writes them.
 
     Attributes:
-        n_caches: number of KV caches: 1, 2 for a model with sliding windows, 0 for a purely recurrent model.
+        n_caches: number of KV caches: 1 for most models; 2 for a model with sliding windows; 0 for a purely recurrent
+            model.
         has_state: True if a recurrent state follows.
-        has_ext: True if cells also store a position in two dimensions, or their token.
-        has_v: True if V is stored besides K.
+        has_ext: True if cells also store a position in two dimensions or a token id.
+        has_v: True if V is stored in addition to K.
     """
 
     n_caches: int = 1
@@ -192,7 +196,7 @@ def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
 
 
 def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
-    """Returns a state of `copy_out` in the form for `load`: without the number of slots.
+    """Converts a state of `copy_out` to the form that `load` reads. This form does not contain the number of slots.
 
     llama.cpp writes a magic number and the seq id. For each KV cache, the number of streams follows, then for each
     stream the number of its cells and their contents (llama-kv-cache.cpp, state_write). Only one stream has cells. A
@@ -240,10 +244,10 @@ def check(
 ) -> None:
     """Checks a saved state of unknown origin before llama.cpp sees it.
 
-    llama.cpp compares types and row sizes with its own and does not read beyond the end, but it trusts the positions.
-    So the cells must have the positions of their tokens, counted from 0 (for a sliding window: the last positions). The
-    sizes must add up to the state's length. All numbers must be finite, because one NaN in a cell would reach the next
-    sequence that uses the cell.
+    llama.cpp checks the types and the row sizes, and does not read beyond the end. But it trusts the positions. So this
+    check requires that the cells have the positions of their tokens, counted from 0 (for a sliding window: the last
+    positions). The sizes must add up to the state's length. All numbers must be finite, because one NaN in a cell would
+    reach the next sequence that uses the cell.
 
     Args:
         media_runs: the pictures in the prompt that take fewer positions than cells, in order.
@@ -264,7 +268,8 @@ def check(
 
 
 class _Walk:
-    """Reads a state piece by piece. Raises InputError; struct.error or ValueError if the state ends too early.
+    """Reads a state piece by piece. Raises InputError for a bad state, and struct.error or ValueError if the state ends
+    too early.
 
     Args:
         media_runs: as for `check`.
@@ -316,7 +321,7 @@ class _Walk:
                 self._check_rows("V", config.type_v, lib, n_cells)
 
     def _check_recurrent(self, n_layer: int) -> None:
-        """Checks one cell with rows of R and S for each layer (llama-memory-recurrent.cpp, state_write)."""
+        """Checks one cell with rows of the R and S states for each layer (llama-memory-recurrent.cpp, state_write)."""
         n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
         last = int(position_ranges(self._media_runs, self._n_tokens)[0, -1])
         if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != last:

@@ -1,4 +1,4 @@
-"""Loads the binding of llama.cpp: prepares the environment, imports the binding, checks its layout, forwards its log.
+"""Loads the binding of llama.cpp: prepares the environment, imports the binding, checks its structs, forwards its log.
 
 The order matters. libgomp reads its environment once, when it is loaded. The binding and the compiled sampler load
 libgomp, so the environment is prepared before them, and only this module imports a binding. planning/binding_choice.py
@@ -51,8 +51,8 @@ _amx_off = False  # True if the environment turned AMX off when llama.cpp was lo
 def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) -> ModuleType:
     """Returns the binding, ready for use: a module with the names of llama_cpp. Safe to call often and from any thread.
 
-    The size of the model file and the measured settings count only in the first call of a process, because libgomp and
-    ggml read their environment once. Raises SetupError if no installed build of llama.cpp fits.
+    The size of the model file and the measured settings have an effect only in the first call of a process, because
+    libgomp and ggml read their environment once. Raises SetupError if no installed build of llama.cpp fits.
     """
     global _module, _fork_guard, _amx_off
     if _module is not None:
@@ -61,7 +61,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
         if _module is None:
             with prepared(model_bytes, measured):
                 module = _import_choice()
-                native.available()  # loads the sampler here, so that its threads wait in the same way as llama.cpp's
+                native.available()  # loads the sampler, so that its threads use this environment, too
                 rpc.load_named(module)
                 module.llama_backend_init()
                 if amx_is_off():
@@ -78,7 +78,7 @@ def use_numa(strategy: str | None) -> None:
         strategy: None means "off" for the first model, and accepts any strategy for later models.
 
     Raises:
-        ConfigError: the first model of this process wanted another strategy.
+        ConfigError: the first model of this process was loaded with another strategy.
     """
     global _numa
     module = load()
@@ -96,14 +96,15 @@ def use_numa(strategy: str | None) -> None:
 
 @in_forks
 def _renew_locks() -> None:
-    """Makes new locks in a fork, where the threads that may hold the old locks do not exist."""
+    """Makes new locks in a fork. Threads that do not exist in the fork may hold the old locks."""
     global _lock
     _lock = threading.Lock()
     log.renew_lock()
 
 
 def check_usable() -> None:
-    """Raises EngineError in a fork that inherited GPUs. Their drivers do not survive a fork: llama.cpp would abort."""
+    """Raises EngineError in a fork that inherited GPUs. GPU drivers do not survive a fork, and llama.cpp would
+    abort."""
     if not _fork_guard.is_here and gpu_names():
         raise EngineError(
             "llama.cpp was loaded before this process was forked, and a fork cannot use GPUs that its parent has used; "
@@ -121,7 +122,7 @@ def _import_choice() -> ModuleType:
             backends.load_cpu(module, library_dir(module))
             return module
         except SetupError as error:
-            if backends.is_forced():  # the user must correct the variant's name; other builds have other variants
+            if backends.is_forced():  # the user named the variant, so no other build is tried
                 raise
             binding_choice.reject(build, str(error))
 
@@ -185,7 +186,7 @@ def _forget_modules(package: str) -> None:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device that ggml can compute on. For a CPU, the memory is that of the machine."""
+    """A compute device of ggml. For a CPU, the memory is that of the machine."""
 
     name: str
     description: str
@@ -239,8 +240,8 @@ def library_info() -> LibraryInfo:
 
 
 def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
-    """Returns the names of the buffer types that repack weights; None if they are not known. ggml makes the list once,
-    in this call or with the first model, and reads GGML_CPU_AMX at that time."""
+    """Returns the names of the buffer types that repack weights; None if the names are not known. ggml makes its list
+    of these types once: in this call, or when it loads the first model. It reads GGML_CPU_AMX at that time."""
     library = module.llama_cpp._lib
     try:
         device = ggml.cpu_device(library)
@@ -267,7 +268,7 @@ def has_fast_attention() -> bool:
 
 
 def has_lazy_cells() -> bool:
-    """Returns True if this build does not zero the cells of a new context: Linux gives zeroed pages on first use."""
+    """Returns True if this build does not zero the cells of a new context. Linux gives zeroed pages on first use."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
 
 
@@ -277,15 +278,15 @@ def drops_copied_pages() -> bool:
 
 
 def has_equal_rows() -> bool:
-    """Returns True if this build computes a single row with the same kernels as a row among many. Our build does so
-    on x86 with AVX2. Returns False if a BLAS device is there, because ggml would use BLAS only for many rows."""
+    """Returns True if this build uses the same kernels for a single row as for many rows. Our build does so on x86 with
+    AVX2. Returns False if a BLAS device exists, because ggml would use BLAS only for many rows."""
     has_others = any(device.kind == "accelerator" for device in devices.devices(load()))
     return _has_patch(ONE_ROW_PATCH) and _system_features().get("AVX2") == "1" and not has_others
 
 
 def takes_ragged(context: int) -> bool:
-    """Returns True if one pass of a llama_context with a split KV cache may have different numbers of tokens for its
-    sequences. Our build can do this if the attention runs on CPUs. Builds without llama_takes_ragged cannot."""
+    """Returns True if the sequences of a pass may have different numbers of tokens in a split KV cache. Our build can
+    do this if the attention runs on CPUs. Builds without llama_takes_ragged cannot. `context` is a llama_context."""
     return _asked("llama_takes_ragged", context)
 
 
@@ -304,7 +305,7 @@ def _asked(name: str, context: int) -> bool:
 
 
 def amx_can_be_off() -> bool:
-    """Returns True if this CPU and build have AMX kernels that are on and that `OnLoad.amx` can turn off."""
+    """Returns True if AMX kernels are on, and `OnLoad.amx` can turn them off on this CPU and with this build."""
     has_kernels = _system_features().get("AMX_INT8") == "1" and _cpu_has_amx()
     return has_kernels and not amx_is_off() and _has_patch(AMX_PATCH)
 
@@ -326,8 +327,8 @@ _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:
-    """Returns the kernels that weights are repacked for (names as in planning/weights.py). AMX counts only if
-    the CPU has it and it is on."""
+    """Returns the names of the kernels for which weights are repacked, as in planning/weights.py. "amx" is included
+    only if the CPU has AMX and the environment does not turn it off."""
     features = _system_features()
     found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
@@ -354,7 +355,7 @@ def _system_features() -> dict[str, str]:
 
 
 def cuda_kv_pairs() -> frozenset[str] | None:
-    """Returns the pairs of K and V types (such as q8_0-q8_0) that CUDA attention reads directly; None if unknown."""
+    """Returns the pairs of K and V types (such as q8_0-q8_0) that CUDA attention reads directly; None if not known."""
     pairs = _system_features().get("FA_QUANTS")
     if pairs is None:
         return None
@@ -373,7 +374,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def uses_libgomp() -> bool:
-    """Returns True if the loaded library obeys GOMP_SPINCOUNT. libgomp does, and so do the teams of threads that
-    replace libgomp (native_patches/portable). Linux only; False elsewhere."""
+    """Returns True if the loaded library obeys GOMP_SPINCOUNT. libgomp obeys it, and so does our replacement of libgomp
+    (native_patches/portable). Linux only; False elsewhere."""
     marker = build_marker(load())
     return is_mapped("libgomp") or (marker is not None and marker.get("openmp") == "teams")

@@ -20,7 +20,7 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 # The numbers are those of ggml_log_level in ggml.h. The comment in llama_cpp/_logger.py shows an older order.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# Lines with these endings come from a decode that was halted on purpose (halt.py). They are no errors.
+# Lines with these endings are not errors: they come from a decode that was halted on purpose (halt.py).
 _HALTED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
 
 
@@ -33,7 +33,7 @@ class LogForwarder:
         self._level = logging.DEBUG
         self._pending = ""
         self.complaints: collections.deque[str] = collections.deque(maxlen=20)
-        self.heard: dict[int, list[str]] = {}  # lines for `listening`, by thread id
+        self.heard: dict[int, list[str]] = {}  # for `listening`: the lines of each thread, by thread id
 
     def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
         if sys.is_finalizing():
@@ -51,7 +51,8 @@ class LogForwarder:
             logger.debug("a log line of llama.cpp was lost", exc_info=True)
 
     def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
-        """Returns the lines that `text` completes. A piece marked "continue" belongs to the line before it."""
+        """Returns the lines that are complete after `text`. A text with the level "continue" belongs to the line before
+        it."""
         with self.lock:
             done: list[tuple[int, str]] = []
             if level != _CONTINUE:
@@ -78,7 +79,7 @@ def recent_complaints() -> list[str]:
 
 @contextlib.contextmanager
 def listening(module: ModuleType) -> Iterator[list[str] | None]:
-    """Yields a list that collects the lines that llama.cpp logs from this thread within the block. Yields None if
+    """Yields a list. Within the block, llama.cpp's log lines from this thread are added to the list. Yields None if
     another program's callback gets the lines."""
     if not any(known is module for known, _ in _callbacks):
         yield None
@@ -91,12 +92,13 @@ def listening(module: ModuleType) -> Iterator[list[str] | None]:
 
 
 def reason() -> str:
-    """Returns the recent complaints as the reason of a failed call, for an exception's message."""
+    """Returns the recent complaints as one text. An exception's message shows this text as the reason of a failed
+    call."""
     return "; ".join(dict.fromkeys(recent_complaints())) or "llama.cpp gives no reason"
 
 
 def renew_lock() -> None:
-    """Makes a new lock in a fork, where the thread that may hold the old lock does not exist."""
+    """Makes a new lock in a fork. A thread that does not exist in the fork may hold the old lock."""
     _forwarder.lock = threading.Lock()
 
 
@@ -114,7 +116,7 @@ def forward(module: ModuleType) -> None:
 
 
 def forward_media(module: ModuleType, mtmd: ModuleType) -> None:
-    """Forwards libmtmd's log to the same callback as llama.cpp's, unless the program has set its own callback."""
+    """Forwards libmtmd's log in the same way as llama.cpp's log, unless the program has set its own callback."""
     callback = next((callback for known, callback in _callbacks if known is module), None)
     if callback is None or any(known is mtmd for known, _ in _callbacks):
         return
@@ -135,7 +137,7 @@ def _address(function: Any) -> int | None:
 
 
 def _silence_log(module: ModuleType) -> None:
-    """Replaces the callback at exit, when native destructors must not run Python code. Without a callback llama.cpp
-    would print. So a C function without arguments and effects becomes the callback."""
+    """Replaces the callback at exit, because native destructors must not run Python code. Without a callback, llama.cpp
+    would print its log. So the new callback is a C function that has no effect."""
     nothing = ctypes.cast(module.llama_max_devices, module.llama_log_callback)
     module.llama_log_set(nothing, ctypes.c_void_p(0))

@@ -1,7 +1,8 @@
-"""Advice to the system on a model's mapped file: small tensors should be read page by page.
+"""Advises the system to read the small tensors of a model's mapped file page by page.
 
-The system reads an evicted page again with the pages around it, up to 16 MiB on some disks. Norms are spread over the
-file. In a small cgroup, the pages around one norm evicted another norm, and each step read most of the file.
+The system reads an evicted page again with the pages around it, up to 16 MiB on some disks. The small tensors of layer
+norms are spread over the file. In a cgroup with little memory, the pages around one norm evicted the page of another
+norm, and each step read most of the file.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _MADV_RANDOM = 1  # linux/mman-common.h; Python has the name on Linux only
 
 
 def read_by_page(path: Path, features: frozenset[str]) -> None:
-    """Lets Linux read some tensors of a mapped model page by page: vectors, and an embedding that is only looked up.
+    """Lets Linux read some tensors of a mapped model page by page: vectors, and an embedding matrix that is used only
+    to look up rows.
 
     Args:
-        features: the kernels that this load repacks weights for, with the names of planning/weights.py.
+        features: names of the kernels for which this load repacks weights, as in planning/weights.py.
     """
     if sys.platform != "linux":
         return

@@ -47,13 +47,13 @@ class Model(NativeTokenizer):
     Args:
         path: the .gguf file; gguf/resolve.py finds the file of a model name.
         config: placement of the weights; None loads the vocabulary alone.
-        vocab_only: load the vocabulary alone, but do the digest check and the trial load that the config asks for.
+        vocab_only: load the vocabulary alone. The digest check and the trial load of the config are still done.
         pooling: as EngineConfig.pooling; used only without a config.
 
     Attributes:
-        projector: encodes the pictures and sounds of prompts; None if the config names no mmproj file.
-        media_sources: the folder and the domains from which prompts may name pictures.
-        halt: stops the computations of all owners; use it only to close all of them.
+        projector: encodes the pictures and the audio of prompts; None if the config names no mmproj file.
+        media_sources: the folder and the domains that are allowed for pictures in prompts.
+        halt: stops the computations of all owners. Use it only if all owners will close the model.
 
     Raises:
         ModelFileError: llamabatch or llama.cpp refuses the file; the message gives the reason.
@@ -153,7 +153,7 @@ class Model(NativeTokenizer):
         )
 
     def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
-        """Stores the abilities of the model. The client also reads them after a failed engine has freed the model.
+        """Stores the abilities of the model, because clients may read them after a failed engine has freed the model.
 
         Args:
             config: None if the vocabulary alone is loaded.
@@ -173,7 +173,7 @@ class Model(NativeTokenizer):
         if self.labels and config is not None and lacks_dense_layer(self.metadata, self._tensors()):
             logger.warning("%s: %s", self.path, NO_DENSE_LAYER)
         self.cannot_generate = self._kind_without_generation()
-        # These texts tell users why the model gives no embeddings, or no scores. None means that the model gives them.
+        # These texts tell users why the model gives no embeddings or no scores. The value None means that it does.
         self.cannot_embed = self._kind_without_embedding()
         self.cannot_classify = self._kind_without_classes()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
@@ -198,15 +198,15 @@ class Model(NativeTokenizer):
             )
 
     def _window_in_file(self) -> bool:
-        """Returns True if the file names a sliding window that llama.cpp uses; phi3's is ignored.
+        """Returns True if the file names a sliding window that llama.cpp uses. llama.cpp ignores the window of phi3.
 
-        Loads of the vocabulary alone need this, because llama.cpp reads windows only with the weights.
+        A load of the vocabulary alone needs this method, because llama.cpp reads windows only with the weights.
         """
         window = self.metadata.get(f"{self._arch}.attention.sliding_window", "0")
         return self._arch != "phi3" and window not in ("", "0")
 
     def uncuttable(self, config: EngineConfig | ResolvedConfig) -> str | None:
-        """Returns why a sequence's cells cannot be cut at a position and copied in part; None if they can."""
+        """Returns the reason if a sequence's cells cannot be cut at a position or copied in part; None if they can."""
         if self.is_recurrent:
             return "recurrent state"
         if not self.has_window:
@@ -219,22 +219,22 @@ class Model(NativeTokenizer):
         return None if keeps_windows_whole(self._arch) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Returns by how many tokens llama.cpp can roll a recurrent state back after a pass; 0 if it cannot."""
+        """Returns the maximum number of tokens by which llama.cpp can roll a recurrent state back; 0 if it cannot."""
         known = keeps_snapshots(self._arch)
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
     def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
-        """Returns True if a sequence can copy all cells of another sequence and then compute equal logits. In a unified
-        KV cache several sequences would share cells of a sliding window. llama.cpp would not reuse these cells before
-        all of the sequences end (llama-kv-cache.cpp, find_slot)."""
+        """Returns True if a sequence can copy all cells of another sequence and then compute equal logits. Returns
+        False for a sliding window in a unified KV cache. There, a copy shares the cells of the window, and llama.cpp
+        reuses shared cells only after all their sequences have ended (llama-kv-cache.cpp, find_slot)."""
         is_copied = self._arch not in UNCOPIED
         return is_copied and not (self.has_window and config.kv == "unified")
 
     def can_shift(self, type_k: str) -> bool:
         """Returns True if cells can change positions without changing the cells of other slots (overflow="shift").
 
-        llama.cpp rotates all of K at once, by an angle of 0 for cells that do not move. The rotation rounds a quantised
-        K again.
+        llama.cpp rotates all of K at once. Cells that do not move are rotated by an angle of 0. But the rotation rounds
+        a quantised K again, so K must not be quantised.
 
         Args:
             type_k: type of the K cache.
@@ -244,7 +244,7 @@ class Model(NativeTokenizer):
 
     @property
     def scales_rope(self) -> bool:
-        """True if the rotary embedding may also scale (YaRN, LongRoPE), so that a rotation by 0 may change K."""
+        """True if the rotary embedding may also scale K (YaRN, LongRoPE). A rotation by 0 may then change K."""
         if self._changes_rope:  # the options may add a scaling
             return True
         return self.metadata.get(f"{self._arch}.rope.scaling.type", "none") not in ("none", "linear")
@@ -254,13 +254,14 @@ class Model(NativeTokenizer):
         yield from read_tensors(self.path)
 
     def _embd_in_file(self) -> int:
-        """Returns the length of an embedding from the file, or 0. llama.cpp reads this value only with the weights."""
+        """Returns the length of an embedding according to the file, or 0. llama.cpp reads this value only with the
+        weights."""
         texts = (self.metadata.get(f"{self._arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 
     def _check_marks(self) -> None:
-        """Raises ModelFileError if the vocabulary adds a token to each text but has no such token. llama.cpp asserts
-        for every text that the token exists (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
+        """Raises ModelFileError if the vocabulary adds a special token to each text but does not contain this token.
+        llama.cpp asserts for every text that the token exists (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
         lib, vocab = self._lib, self.vocab_handle
         kind = int(lib.llama_vocab_type(vocab))
         is_wpm = kind == lib.LLAMA_VOCAB_TYPE_WPM
@@ -286,8 +287,8 @@ class Model(NativeTokenizer):
 
     @property
     def relevance_index(self) -> int | None:
-        """The index of the classification output for a document's relevance; None if there is none.
-        Qwen3-Reranker has two outputs, "yes" and "no"; all other models that rank have one."""
+        """The index of the classification output that gives a document's relevance; None if there is no such output.
+        Qwen3-Reranker has two outputs, "yes" and "no". All other models that rank have one output."""
         if len(self.labels) == 1:
             return 0
         return self.labels.index("yes") if "yes" in self.labels else None
@@ -313,7 +314,7 @@ class Model(NativeTokenizer):
             self._closed_because = reason or self._closed_because
             grammars = self._grammars
         if grammars is not None:
-            grammars.close()  # outside the lock, which the grammars' thread may need for the vocabulary
+            grammars.close()  # not under the lock, because the grammars' thread may need it for the vocabulary
         with self._text_lock, self._lock:
             if self.projector is not None:
                 self.projector.close()
@@ -334,11 +335,11 @@ class Model(NativeTokenizer):
             return self._grammars
 
     def _check_owned(self) -> None:
-        if self._owners < 1:  # the handle may still exist, because close() first waits for the grammars
+        if self._owners < 1:  # close() first waits for the grammars, so the handle may still exist
             raise EngineClosedError(self._closed_because)
 
     def _kind_without_pooling(self) -> str | None:
-        """Returns why the model cannot pool texts, for a message; None if it can."""
+        """Returns None if the model can pool texts, else a text that says what kind of model it is, for a message."""
         if self._lib.llama_model_has_encoder(self.handle):
             return "an encoder that needs llama_encode, which is not supported"
         if self._lib.llama_model_is_diffusion(self.handle):
@@ -360,7 +361,8 @@ class Model(NativeTokenizer):
         return self._kind_without_pooling()
 
     def _kind_without_generation(self) -> str | None:
-        """Returns the kind of a model that cannot generate, for a message; None for a decoder-only text model."""
+        """Returns None for a decoder-only text model. Any other model cannot generate, and the result is a text for a
+        message that says what kind of model it is."""
         if self._lib.llama_model_has_encoder(self.handle):
             decodes = self._lib.llama_model_has_decoder(self.handle)
             return f"an {'encoder-decoder' if decodes else 'encoder'} ({self._arch}); only decoders are supported"
@@ -393,7 +395,7 @@ class Model(NativeTokenizer):
 
     @property
     def chat_template(self) -> str | None:
-        """The GGUF's own jinja2 chat template; None if it has none or an empty one."""
+        """The GGUF's own jinja2 chat template; None if the GGUF has no template or an empty one."""
         return self.metadata.get("tokenizer.chat_template") or None
 
     @property
@@ -413,7 +415,7 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
     params.main_gpu = config.main_gpu
     params.split_mode = SPLIT_MODES.index(config.split_mode)
     if config.devices is not None:
-        # `devices.used` has applied main_gpu; llama.cpp would apply it to this list once more.
+        # `devices.used` has already applied main_gpu. llama.cpp would apply it to this list again.
         arrays.append(_use_devices(params, chosen))
         params.main_gpu = 0
     params.use_extra_bufts = _uses_extra_bufts(config)
@@ -439,14 +441,15 @@ def _uses_extra_bufts(config: EngineConfig) -> bool:
 
 
 def _use_devices(params: Any, chosen: tuple[devices.Device, ...]) -> Any:
-    """Sets the devices of a load, instead of all GPUs. Returns the array, which must live until the load is done."""
+    """Sets the devices of a load. Without this call, a load uses all GPUs. The returned array must live until the load
+    is done."""
     array = devices.pointers(chosen)
     params.devices = ctypes.addressof(array)
     return array
 
 
 def _string(read: Any) -> str:
-    """Returns the text that the C function `read(buffer, size) -> length` writes."""
+    """Returns the text of a C function `read(buffer, size) -> length`, which writes the text to `buffer`."""
     size = 256
     for _ in range(2):
         buffer = ctypes.create_string_buffer(size)

@@ -53,26 +53,27 @@ _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput
 # Sampling returns to the device after this many calls in which no request needed whole rows. Each switch between host
 # and device costs the time of some steps, so switches must be rare.
 CALLS_UNTIL_TOP = 32
-# The most seconds of an encoder in one step. The first value is for a step that computes nothing else: it limits how
-# long a new request waits. The second value is for a step whose tokens nobody reads one by one. The encoder then takes
-# most of the step, so that more rows share each later step.
+# The maximum seconds of an encoder in one step. The first value is for a step that computes nothing else. This value
+# limits how long a new request waits. The second value is for a step that also computes text, if nobody reads its
+# tokens one by one. The encoder then takes most of the step, so that more rows share each later step.
 _ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
-_MOST_TAGS = 16  # pairs of reasoning tags whose tokens are kept
-_OK = DecodeStatus.OK  # each row needs this member, and looking it up takes 0.1 us before Python 3.12
+_MOST_TAGS = 16  # maximum number of pairs of reasoning tags whose tokens are kept
+_OK = DecodeStatus.OK  # saves a look-up for each row, which takes 0.1 us before Python 3.12
 _COMPUTED = SpanOutput(_OK)  # the result of a span without output rows
 
 
 @dataclass
 class RunnerCounts:
-    """Sums since the start.
+    """The counters of a runner since the start.
 
     Attributes:
-        decode_calls, decode_rows, decode_passes: calls that continue sequences, the sequences that they continue,
-            and the passes of these calls over the weights.
+        decode_calls: calls that continue sequences.
+        decode_rows: rows of these calls, one for each continued sequence.
+        decode_passes: passes of these calls over the weights.
         prefill_calls, prefill_passes: calls with prompt tokens only, and their passes.
-        prefill_tokens: prompt tokens, including those in calls with decode rows.
+        prefill_tokens: prompt tokens, also the prompt tokens in calls with decode rows.
         dummy_rows: rows that are computed only to keep the slot ids of a call dense.
-        adapter_switches: changes of the adapters that the context computes with.
+        adapter_switches: number of times that the context got other adapters.
     """
 
     decode_calls: int = 0
@@ -86,11 +87,11 @@ class RunnerCounts:
 
 
 class ModelRunner:
-    """Drives one context of one model. Not for use from two threads at once.
+    """Drives one context of one model. Only one thread may use it at a time.
 
-    The context begins with config.start_slots slots and gets all slots when the scheduler needs more. The reason is
-    that llama.cpp zeroes all cells when it makes a context. For 32 slots of 4,096 tokens this may take longer than
-    loading a small model.
+    The context begins with config.start_slots slots, and gets all slots when the scheduler needs more. The reason is
+    that llama.cpp zeroes all cells of a new context. For 32 slots of 4,096 tokens this may take longer than the load of
+    a small model.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
@@ -115,8 +116,8 @@ class ModelRunner:
         self._positions = SlotPositions()
         marks_prompts = self._context.takes_prompts and not config.batch_invariant
         self._batch = Batch(load(), config.n_batch, self._positions, marks_prompts)
-        self._states: dict[str, SamplerState] = {}  # by request id; states of all added requests
-        self._whole_rows: set[str] = set()  # ids of requests for which the device's likeliest tokens are not enough
+        self._states: dict[str, SamplerState] = {}  # the states of all added requests, by request id
+        self._whole_rows: set[str] = set()  # ids of requests that need whole rows
         self._calls_since_whole = 0  # calls with output rows since the last call that needed whole rows
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
@@ -143,14 +144,14 @@ class ModelRunner:
             on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
             row_ladder=config.row_ladder,
         )
-        # Without equal rows, the number of threads is fixed, because the bits of a row depend on this number. On a GPU
-        # the number is fixed because threads do not matter there.
+        # The number of threads may change only if one row has the same kernels as many rows (has_equal_rows). Otherwise
+        # the bits of a row would depend on this number. On a GPU the number does not matter, so it stays fixed.
         chooses = has_equal_rows() and not self.limits.on_device
         self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
         self._began = 0.0  # time.perf_counter() at the start of the current step
         self._has_rows = False  # True if the current step also computes text
         self._encoder_share = 1.0  # the encoder's share of the current step's time
-        self._can_carry = plain and not model.has_window  # kv_state.move can only copy a single KV cache
+        self._can_carry = plain and not model.has_window  # kv_state.move needs a single KV cache
 
     def close(self) -> None:
         if self._growth is not None:
@@ -181,7 +182,8 @@ class ModelRunner:
         return ReasoningTracker(self._reasoning_tokens[tags], request.reasoning, budget)
 
     def constrain(self, request_id: str, grammar: Compiled) -> None:
-        """Makes the output of an added request follow a grammar, after its thinking if the thinking is tracked."""
+        """Makes the output of an added request follow a grammar. If the thinking is tracked, the grammar starts after
+        it."""
         from llamabatch.sampling.grammar_matcher import GrammarMatcher  # imported late, because it imports a library
 
         state = self._states[request_id]
@@ -229,7 +231,7 @@ class ModelRunner:
         return n_slots, carried
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
-        """Executes a step. Returns one result for each span of the batch, in order."""
+        """Executes a step. Returns one result for each span of the batch, in the order of the spans."""
         began = self._began = time.perf_counter()
         self._encoder_share = batch.encoder_share
         self._has_rows = bool(batch.calls) and batch.calls[0].media is None
@@ -252,12 +254,13 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int, count: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
-        """Returns the state of a slot with `count` tokens for saving, and its pictures that take fewer positions than
-        cells; None while copies wait for the next decode. Raises InputError if the form of the state is not known."""
+        """Returns the state of a slot, for saving, and the pictures in its first `count` cells that take fewer
+        positions than cells. Returns None while copies wait for the next decode. Raises InputError if the format of the
+        state is not known."""
         return None if self._moves.unflushed else (self._context.state(slot), self._positions.runs(slot, count))
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
-        """Computes a call. After an error, the spans are tried one by one, so that only the faulty span fails."""
+        """Computes a call. After an error, computes the spans one by one, so that only the faulty span fails."""
         try:
             return self._compute(call)
         except EngineClosedError:
@@ -289,14 +292,14 @@ class ModelRunner:
         if not outputs:
             return [_COMPUTED] * len(call.spans)
         states = [self._states[span.sequence.request.request_id] for span in outputs]
-        self._make_grammar_masks(outputs, states)  # before the logits are read, while a GPU may still compute them
+        self._make_grammar_masks(outputs, states)  # before the logits are read, while a GPU still computes them
         logits = self._rows(call, outputs)
         if isinstance(logits, TopRows) and self.limits.can_cut and logits.is_ambiguous(states):
             return self._compute_again(call)
         read: _Read = self._verify if call.n_guesses else self._sample
         try:
             found = read(outputs, states, logits)
-        except Exception:  # the spans do not depend on each other, so each span is read alone
+        except Exception:  # the spans are independent, so each span is sampled alone
             logger.warning("the rows of a call could not be sampled together", exc_info=True)
             ends = itertools.accumulate(map(_n_rows, outputs))
             found = [
@@ -331,7 +334,8 @@ class ModelRunner:
         return [SpanOutput(_OK, encoder_s=encoder_s)]
 
     def _encoder_s(self) -> float:
-        """Returns the seconds for an encoder in this step. With text in the step, they depend on `encoder_share`."""
+        """Returns the maximum seconds of an encoder in this step. If the step also computes text, the limit depends on
+        `encoder_share`."""
         if not self._has_rows:
             return _ENCODER_ALONE_S
         if self._encoder_share >= 1:
@@ -340,7 +344,7 @@ class ModelRunner:
         return spent * self._encoder_share / (1 - self._encoder_share)
 
     def _rows(self, call: Call, outputs: list[ScheduledSpan]) -> Rows:
-        """Returns the output rows of the last decode, without the rows of dummies, in the order of `outputs`."""
+        """Returns the output rows of the last decode in the order of `outputs`, without dummy rows."""
         if not call.is_decode:
             return self._context.rows(sum(map(_n_rows, outputs)))
         if not (call.is_padded and call.dummy_slots):
@@ -353,8 +357,9 @@ class ModelRunner:
 
     def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
         """Chooses whether the next decode returns the device's likeliest tokens or whole rows. llama.cpp copies all
-        logits of a pass as soon as one row needs them, and a change costs the time of some steps. So one request that
-        needs whole rows switches all requests to whole rows, until no request has needed them for a while."""
+        logits of a pass as soon as one row needs them, and each switch costs the time of some steps. So a request that
+        needs whole rows switches all requests to whole rows. They switch back after no request has needed whole rows
+        for a while."""
         needs_whole = not self._context.can_sample or any(
             span.sequence.request.request_id in self._whole_rows or span.sequence.logprobs is not None
             for span in outputs
@@ -380,7 +385,8 @@ class ModelRunner:
 
         Args:
             spans: the spans with output rows, in the order of `states`.
-            logits: float32 of shape (rows of all spans, vocabulary), or the device's likeliest tokens of these rows.
+            logits: float32 of shape (rows of all spans, vocabulary), or the likeliest tokens of these rows, if the
+                device found them.
         """
         n_threads = self._config.n_threads_batch
         is_scored = False
@@ -402,7 +408,7 @@ class ModelRunner:
         return [SpanOutput(_OK, (token,)) for token in tokens]
 
     def _make_grammar_masks(self, spans: list[ScheduledSpan], states: list[SamplerState]) -> None:
-        """Makes the next masks of all sequences with a grammar together."""
+        """Makes the next masks of all sequences with a grammar, in one call."""
         constrained = [
             (state.grammar, span.num_output, span.token_ids)
             for span, state in zip(spans, states)  # noqa: B905  # the lengths are equal, and `strict` takes time
@@ -441,7 +447,7 @@ class ModelRunner:
         """Tries the spans of a failed call one by one. Returns their results.
 
         llama.cpp may have completed some passes of the call. So each slot is first cut back to the start of its span.
-        After NO_ROOM no span is tried: the context is unchanged, and the scheduler makes room.
+        After NO_ROOM the spans are not tried: the context is unchanged, and the scheduler will make room.
         """
         if code is DecodeCode.NO_ROOM:
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
@@ -450,8 +456,8 @@ class ModelRunner:
         )
 
     def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanOutput]:
-        """Computes each span of a failed call in a separate call. All spans fail with `error` if there is only one,
-        or if a slot cannot be cut back.
+        """Computes each span of a failed call in a separate call. If the call has only one span, or if a slot cannot be
+        cut back, all spans fail with `error`.
 
         Args:
             is_whole: True if nothing of the call was computed.
@@ -467,7 +473,7 @@ class ModelRunner:
         ]
 
     def _clear_dummies(self, call: Call) -> None:
-        """Drops the cells that dummy rows added to their slots. Raises EngineError if the slots cannot be cut."""
+        """Drops the cells of dummy rows. Raises EngineError if the slots cannot be cut."""
         for slot, start in call.dummies:
             if not self._moves.clear(slot, start):
                 raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")
@@ -489,7 +495,7 @@ class ModelRunner:
 
 
 def _continues(span: ScheduledSpan) -> bool:
-    """Returns True if a span generates tokens of a sequence, with or without guesses; False if it computes a prompt."""
+    """Returns True if a span generates tokens, with or without guesses; False if the span computes a prompt."""
     return span.draft is not None or (span.length == 1 and span.num_output > 0)
 
 
@@ -516,7 +522,8 @@ def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs,
 
 
 class NoRunner:
-    """Replaces the ModelRunner of a model that only gives embeddings or scores, for which nothing is scheduled."""
+    """Takes the place of the ModelRunner for a model that only gives embeddings or scores. Nothing is scheduled for
+    it."""
 
     limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1, can_share=False, keeps_prefixes=False)
 

@@ -1,4 +1,4 @@
-"""Overrides as llama.cpp's arrays, and a check of llama.cpp's log that the overrides were used."""
+"""Converts overrides to llama.cpp's arrays, and checks in llama.cpp's log that the overrides were used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.gguf.overrides import KvOverrides, TensorOverrides, check_place
 from llamabatch.llama import devices, library
 from llamabatch.utils.checks import nearest, show
 
-# llama.cpp logs these lines in llama-model-loader.cpp, validate_override.
+# The log lines of validate_override in llama-model-loader.cpp.
 _USED = re.compile(r"Using metadata override \(.*?\) '(.*)' =")
 _BAD_TYPE = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -24,7 +24,8 @@ class _TensorOverride(ctypes.Structure):
 
 
 def kv_array(lib: Any, overrides: KvOverrides) -> Any:
-    """Returns an array for llama_model_params.kv_overrides, ended by an empty key. The load copies the array."""
+    """Returns an array for llama_model_params.kv_overrides. Its last element has an empty key. The load copies the
+    array."""
     array = (lib.llama_model_kv_override * (len(overrides) + 1))()
     for entry, (key, value) in zip(array, overrides, strict=False):
         entry.key = key.encode("utf-8", "surrogatepass")
@@ -40,7 +41,7 @@ def kv_array(lib: Any, overrides: KvOverrides) -> Any:
 
 
 def tensor_array(rules: TensorOverrides) -> Any:
-    """Returns an array for llama_model_params.tensor_buft_overrides, ended by a null pattern.
+    """Returns an array for llama_model_params.tensor_buft_overrides. Its last element has a null pattern.
 
     The array holds the texts of the patterns. It must live as long as the model, which keeps the pointer.
 
@@ -56,7 +57,7 @@ def tensor_array(rules: TensorOverrides) -> Any:
 
 
 def check_used(overrides: KvOverrides, lines: Iterable[str], keys: Iterable[str], *, all_read: bool) -> None:
-    """Checks the log of a load, because llama.cpp raises no error for overrides of a wrong type or an unused key.
+    """Checks the log of a load. llama.cpp gives no error for an override of a wrong type or an unused key.
 
     Args:
         lines: lines of the log.

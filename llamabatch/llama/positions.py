@@ -1,6 +1,7 @@
-"""Positions of tokens in slots: a text cell has its own position. With M-RoPE, the cells of a picture share positions.
+"""Positions of tokens in slots. A text cell has its own position. With M-RoPE, the cells of a picture share positions.
 
-The scheduler counts cells, but llama.cpp cuts, copies and computes by positions. The model runner converts them here.
+The scheduler counts cells, but llama.cpp cuts, copies and computes by positions. So the model runner converts cells to
+positions here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from llamabatch.request.media import MediaRun
 
 
 class SlotPositions:
-    """The pictures in the slots of a context that take fewer positions than cells."""
+    """Records which pictures in the slots of a context take fewer positions than cells."""
 
     def __init__(self) -> None:
         self._runs: dict[int, tuple[MediaRun, ...]] = {}
@@ -24,8 +25,8 @@ class SlotPositions:
         return bool(self._runs)
 
     def of(self, slot: int, cell: int) -> int:
-        """Returns the position of a cell, which need not be computed yet. For a cell within a picture, this is the
-        picture's first position."""
+        """Returns the position of a cell, even if the cell is not computed yet. For a cell within a picture, this is
+        the picture's first position."""
         lost = 0
         for run in self._runs.get(slot, ()):
             if cell >= run.end:
@@ -56,7 +57,7 @@ class SlotPositions:
         self.put(target, self._runs.get(source, ()), count)
 
     def runs(self, slot: int, count: int) -> tuple[MediaRun, ...]:
-        """Returns the pictures of a slot that end within its first `count` cells, for `put`."""
+        """Returns the pictures that end within the first `count` cells of a slot, for `put`."""
         return tuple(run for run in self._runs.get(slot, ()) if run.end <= count)
 
     def put(self, slot: int, runs: tuple[MediaRun, ...], count: int) -> None:
@@ -73,7 +74,7 @@ class SlotPositions:
 
 
 def position_ranges(runs: Iterable[MediaRun], count: int) -> npt.NDArray[np.int64]:
-    """Returns the lowest and the highest position that each of `count` cells may have, of shape (2, count).
+    """Returns the lowest and the highest possible position of each of `count` cells, of shape (2, count).
 
     Args:
         runs: the pictures that take fewer positions than cells, in order.

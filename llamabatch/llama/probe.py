@@ -1,4 +1,4 @@
-"""A program, not a module to import: `python -m llamabatch.llama.probe` runs the bundled model with extra buffers.
+"""A program: `python -m llamabatch.llama.probe` runs the bundled model with extra buffers.
 
 Exit status 0: the build works. 3: the model or its context cannot be made. 4: the logits are wrong. A broken build
 may also end the process by a signal.

@@ -1,4 +1,4 @@
-"""Runs of the probe (llama/probe.py) in a child process, and the key under which a verdict is kept."""
+"""Runs the probe (llama/probe.py) in a child process. Makes the key under which the verdict is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _TIMEOUT_S = 60.0
 
 
 def key(library: Path, cpu: str = "") -> str:
-    """Returns the key of a verdict on a library with ggml's kernels; `cpu` names a CPU if the verdict depends on it."""
+    """Returns the key of a verdict on a library with ggml's kernels. `cpu` names the CPU if the verdict depends on the
+    CPU."""
     digest = hashlib.sha256(library.read_bytes() + cpu.encode()).hexdigest()
     return f"{digest[:16]}-{_VERSION}"
 
@@ -29,8 +30,8 @@ def status(subject: str, variables: Mapping[str, str]) -> int | None:
     """Runs the probe in a child process. Returns its exit status, or None if the child cannot run or does not end.
 
     Args:
-        subject: what the probe tries, for the log.
-        variables: environment variables that choose what the child loads.
+        subject: name of the tested kernels or buffers in log messages.
+        variables: environment variables for the child. They choose the libraries that it loads.
     """
     if not sys.executable or not paths.bundled_model().is_file():
         logger.debug("%s cannot be probed: no interpreter or no bundled model", subject)

@@ -1,4 +1,4 @@
-"""The projector of an mmproj file: libmtmd turns pictures and sounds into tokens of a prompt and into embeddings."""
+"""The projector of an mmproj file: libmtmd turns pictures and audio into tokens of a prompt and into embeddings."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
-# Only the patched build has this function. Its last argument is one of the values below (mtmd_weights).
+# This function exists only in the patched build. Its last argument is one of the next three values (mtmd_weights).
 WITH_WEIGHTS = "mtmd_init_with_weights"
 _AS_STORED, _NO_WEIGHTS, _REPACKED = 0, 1, 2
 logger = logging.getLogger(__name__)
-# An encoder pass ends early if another picture waits and no request has asked for the pass in this many seconds.
+# An encoder pass is cancelled if another picture waits and the last request for the pass was more than this number of
+# seconds ago.
 _ABANDONED_S = 2.0
-# Embeddings that a request used within this time are kept, whatever memory they take. Otherwise a run that is computed
-# in many small chunks might be encoded again for each chunk.
+# Embeddings are kept for this number of seconds after their last use, even if all embeddings together exceed the memory
+# limit. Otherwise a run might be encoded again for each of its small chunks.
 _HELD_S = 5.0
 _TEXT, _IMAGE = 0, 1  # MTMD_INPUT_CHUNK_TYPE_TEXT, …_IMAGE
 _PROBE = Media(b"", 64, 64)
 
 
 class Embeddings(NamedTuple):
-    """The embeddings and positions of one run of a prompt.
+    """The embeddings and positions of one run. A run is the tokens of a picture or an audio clip, or of a part of one.
 
     Attributes:
         rows: embeddings, of shape (tokens, width of the model).
         steps: positions of the tokens in a prompt that begins with the run. The shape is (1, tokens), or (4, tokens)
             with M-RoPE: time, row, column, and a fourth axis.
-        moves: 1 for each axis that shifts with the run's place in the prompt, else 0; of shape (axes, 1).
+        moves: array of shape (axes, 1). An axis has 1 if its positions depend on the run's place in the prompt, else 0.
     """
 
     rows: npt.NDArray[np.float32]
@@ -69,19 +70,20 @@ class Projector:
 
     Args:
         path: the mmproj file.
-        lib: the binding of llama.cpp, which has the module for libmtmd beside it.
-        model: the llama_model. Its vocabulary alone is enough.
-        n_embd: width of the rows that the model takes; 0 for a vocabulary alone.
+        lib: the binding of llama.cpp. The same package has the module for libmtmd.
+        model: the llama_model. A model with the vocabulary alone is enough.
+        n_embd: width of the model's input embeddings; 0 for a vocabulary alone.
         n_threads: threads of an encoder pass.
         use_gpu: compute on a GPU, if there is one.
-        token_bounds: least and most tokens of a picture, for encoders that take any size; 0 keeps the file's value.
-        plans: build the graph and the buffers of an encoder pass now, not with the first picture.
-        encodes: False if `embeddings` is never called, so that the weights need not be read.
+        token_bounds: minimum and maximum number of tokens of a picture, for encoders that accept any size; 0 means the
+            value in the file.
+        plans: build the graph and the buffers of an encoder pass now instead of with the first picture.
+        encodes: False if `embeddings` will never be called. The weights are then not read.
         repacks: keep the weights in the layouts of the CPU's fast kernels, unless a GPU encodes.
 
     Attributes:
         reads_pictures: True if the file has an encoder for pictures.
-        sound_rate: samples per second that the encoder for sounds takes; 0 if there is none.
+        sound_rate: sampling rate of the audio encoder in samples per second; 0 if there is no audio encoder.
 
     Raises:
         ModelFileError: libmtmd refuses the file, or it does not fit the model.
@@ -110,7 +112,7 @@ class Projector:
         self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
         self._kept_bytes = 0
         self._asked: dict[tuple[str, int], float] = {}  # time.perf_counter() of the last use of each entry of _kept
-        self._prepared: tuple[str, Any] = ("", None)  # digest and chunks of the picture whose tiles are being encoded
+        self._prepared: tuple[str, Any] = ("", None)  # digest and chunks of the picture that is being encoded
         self._thread = SlicedThread("llamabatch-encoder")
         self._under_way: tuple[str, int] = ("", 0)  # digest and chunk that the thread encodes
         self._asked_s = 0.0  # time.perf_counter() when a request last asked for _under_way
@@ -119,7 +121,7 @@ class Projector:
         if any(token_bounds):
             params.image_min_tokens, params.image_max_tokens = (bound or -1 for bound in token_bounds)
         if encodes:
-            self._callback = _pausing(lib, self._thread)  # must stay alive: libmtmd has only its address
+            self._callback = _pausing(lib, self._thread)  # must stay alive, because libmtmd has only its address
             params.cb_eval = self._callback
         make = _init_function(mtmd, _NO_WEIGHTS if not encodes else _REPACKED if repacks else _AS_STORED)
         log.recent_complaints()
@@ -156,10 +158,11 @@ class Projector:
                 self._kept_bytes = 0
 
     def tokens(self, media: Media) -> MediaTokens:
-        """Returns the tokens of a picture or a sound, with text tokens around it. Does not read `media.data`.
+        """Returns the tokens of a picture or an audio clip, and the text tokens around them. Does not read
+        `media.data`.
 
         Raises:
-            PromptError: libmtmd cannot read a picture of this size, or the vocabulary has no token to put around it.
+            PromptError: libmtmd cannot read a picture of this size, or the vocabulary lacks one of the text tokens.
             EngineClosedError: the model was closed.
         """
         token_ids: list[int] = []
@@ -178,10 +181,10 @@ class Projector:
         return MediaTokens(tuple(token_ids), tuple(runs))
 
     def embeddings(self, media: Media, chunk: int, seconds: float = math.inf) -> Embeddings | None:
-        """Returns the embeddings of a run: kept embeddings, or those of a new encoder pass.
+        """Returns the embeddings of a run, from an earlier call if they are still kept, else from a new encoder pass.
 
-        Returns None if the pass, or another picture's pass before it, takes longer than `seconds`. The next call
-        continues the pass.
+        Returns None if the wait for the pass takes longer than `seconds`. A pass of another picture may come first. The
+        next call continues the pass.
 
         Raises:
             EngineError: the encoder failed.
@@ -244,10 +247,11 @@ class Projector:
             self._asked.pop(oldest, None)
 
     def _steps(self, chunk: Any, tokens: Iterable[int], start: int = 0) -> npt.NDArray[np.int32]:
-        """Returns the positions of some tokens of a chunk that begins at `start`, in the form of Embeddings.steps."""
+        """Returns the positions of the given tokens of a chunk, in the form of Embeddings.steps. The chunk begins at
+        position `start`."""
         if not self._mtmd.mtmd_decode_use_mrope(self._context):
             return np.array([[start + token for token in tokens]], np.int32)
-        if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # a sound has one dimension, like text
+        if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # audio has one dimension, like text
             return np.tile(np.array([start + token for token in tokens], np.int32), (4, 1))
         image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         found = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, start, token) for token in tokens]
@@ -267,7 +271,7 @@ class Projector:
             self._mtmd.mtmd_input_chunks_free(chunks)
 
     def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
-        """Returns the mtmd_input_chunks of a picture or a sound. Without data, the chunks contain only sizes."""
+        """Returns the mtmd_input_chunks of a picture or an audio clip. Without data, the chunks contain only sizes."""
         self._check_open()
         mtmd = self._mtmd
         bitmap = self._bitmap(media, with_data=with_data)
@@ -284,7 +288,7 @@ class Projector:
 
     def _bitmap(self, media: Media, *, with_data: bool) -> Any:
         if media.kind == SOUND:
-            data = ctypes.c_char_p(samples_of(media, self.sound_rate) if with_data else None)  # libmtmd copies it
+            data = ctypes.c_char_p(samples_of(media, self.sound_rate) if with_data else None)  # libmtmd copies the data
             samples = ctypes.cast(data, ctypes.POINTER(ctypes.c_float)) if with_data else None
             return self._mtmd.mtmd_bitmap_init_from_audio(media.width, samples)
         data = ctypes.c_char_p(pixels_of(media) if with_data else None)
@@ -321,7 +325,8 @@ def _module(lib: ModuleType) -> ModuleType:
 
 
 def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
-    """Returns a callback that ggml's scheduler calls before each operation of a graph (`asks`) and after it."""
+    """Returns a callback for ggml's scheduler. The scheduler calls it before each operation of a graph (`asks` is True)
+    and after it."""
 
     def pause(_tensor: Any, asks: bool, _data: Any) -> bool:
         return True if asks else thread.may_go_on()
@@ -330,7 +335,7 @@ def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
 
 
 def _init_function(mtmd: ModuleType, weights: int) -> Any:
-    """Returns the function that makes a context with `weights`. Builds without the patch always use _AS_STORED."""
+    """Returns the function that makes a context with `weights`. A build without the patch always uses _AS_STORED."""
     make = getattr(mtmd._libmtmd, WITH_WEIGHTS, None)
     if make is None or weights == _AS_STORED:
         return mtmd.mtmd_init_from_file

@@ -25,7 +25,7 @@ _GIVE = "give host:port, several with commas between them"
 
 
 def load_named(module: ModuleType) -> None:
-    """Registers the backend and the devices that the environment names, before llama_backend_init.
+    """Registers the backend file and the RPC servers from the environment variables. Call it before llama_backend_init.
 
     Raises:
         SetupError: the file is not a backend for this build, the build has no RPC, or a server does not answer
@@ -59,7 +59,7 @@ def load_named(module: ModuleType) -> None:
 
 
 def addresses(text: str) -> list[str]:
-    """Returns the addresses of a comma-separated list, each once. Raises SetupError."""
+    """Returns the addresses in a comma-separated list, each address once. Raises SetupError for a wrong address."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ADDRESS.fullmatch(part)

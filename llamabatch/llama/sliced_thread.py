@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class SlicedThread:
-    """Runs one job after another, but only while `advance` waits, so that job and caller never compute at once.
+    """Runs one job after another, but only during `advance`. So the job and the caller never compute at the same time.
 
     The job calls `may_go_on` where it can stop, and ends early if the call returns False. One thread runs all jobs, so
     that OpenMP keeps its team of threads. The thread starts with the first job and ends with `close`.
@@ -42,7 +42,7 @@ class SlicedThread:
         self._job = job
 
     def advance(self, seconds: float) -> bool:
-        """Lets the job run for `seconds`, and then on to the next place where it can stop. Returns True once the job is
+        """Lets the job run for `seconds`, and then until the next place where it can stop. Returns True once the job is
         done. Raises the job's exception."""
         self._until = time.perf_counter() + seconds
         self._stopped.clear()
@@ -54,13 +54,15 @@ class SlicedThread:
         return self._job is None
 
     def may_go_on(self) -> bool:
-        """Waits for the next slice if this slice is over. Returns False if the job should end. The job calls it."""
+        """Waits for the next slice if this slice is over. Returns False if the job should end. Only the job calls this
+        method."""
         if time.perf_counter() >= self._until:
             self._wait()
         return not (self._ends or self.is_cancelled)
 
     def cancel(self) -> None:
-        """Asks the job to end at the next place where it can stop. Only `advance` lets the job get there."""
+        """Asks the job to end at the next place where it can stop. The job gets there only during a call of
+        `advance`."""
         self.is_cancelled = True
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class SlicedThread:
     def _wait(self) -> None:
         self._go.clear()
         self._stopped.set()
-        if not self._ends:  # `close` sets `_go` once, and clear() above may have undone this
+        if not self._ends:  # if clear() has just undone the `set` of `close`, this wait would never end
             self._go.wait()
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""Moves of cells between the slots of a context, and between slots and main memory."""
+"""Moves cells between the slots of a context, and between slots and main memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlotMoves:
     Attributes:
         context: the context of the slots; grow_into() replaces it.
         unflushed: True while copies between slots, or shifts of positions, wait for the next decode.
-        unfilled: slots whose saved prefix llama.cpp refused.
+        unfilled: slots that stayed empty because llama.cpp refused the saved prefix.
         rolled_back: slots that were set back to an older state and have had no pass since.
     """
 
@@ -58,7 +58,7 @@ class SlotMoves:
             self.rolled_back.difference_update(span.slot for span in call.spans)
 
     def grow_into(self, larger: Context, held: Iterable[int], *, can_carry: bool) -> frozenset[int]:
-        """Replaces and closes the context. Returns the slots of `held` whose cells the larger context got."""
+        """Replaces and closes the context. Returns those slots of `held` whose cells are now in the larger context."""
         carries = can_carry and not self.unflushed
         carried = self.context.carry_over(held, larger) if carries else frozenset[int]()
         self.context.close()
@@ -71,9 +71,9 @@ class SlotMoves:
         return self.context.clear(slot, self.positions.of(slot, count))
 
     def _save(self, save: Save) -> None:
-        """Copies the state of a slot to main memory. Does nothing while copies between slots wait for the next decode,
+        """Copies the state of a slot to main memory. Does nothing if copies between slots wait for the next decode,
         because llama.cpp would return the slot's old cells. Also does nothing if the slot has more tokens than the
-        prefix and cannot be cut back to the prefix."""
+        prefix and cannot be cut back."""
         count = len(save.prefix.token_ids)
         if self.unflushed or save.slot in self.unfilled:
             return
@@ -82,7 +82,7 @@ class SlotMoves:
             began = time.perf_counter()
             if not save.make_room(save.prefix, self.context.state_bytes(save.slot)):
                 return
-            with contextlib.suppress(MemoryError):  # requests also work without a checkpoint
+            with contextlib.suppress(MemoryError):  # a request also works without a checkpoint
                 save.prefix.state = self.context.raw_state(save.slot)
                 save.prefix.media_runs = self.positions.runs(save.slot, count)
                 save.prefix.save_s = time.perf_counter() - began
@@ -110,11 +110,12 @@ class SlotMoves:
         self.positions.copy(copy.source, copy.target, copy.count)
 
     def _end_of(self, copy: PrefixCopy) -> int:
-        """Returns the highest position of the copied cells, plus 1."""
+        """Returns the highest position in the copied cells plus 1."""
         return self.positions.length(copy.source, copy.count)
 
     def _flush(self, slot: int) -> None:
-        """Makes llama.cpp execute pending copies and shifts, if any, by a dummy row in `slot`. Then clears the slot."""
+        """Decodes a dummy row in `slot`, so that llama.cpp executes pending copies and shifts. Then clears the slot.
+        Does nothing if no copies or shifts are pending."""
         if self.unflushed:
             self.context.decode(self._batch.fill_rows([0], [0], [slot]))
             self.context.clear(slot)
@@ -123,9 +124,9 @@ class SlotMoves:
     def _restore(self, restore: Restore) -> None:
         """Fills a slot with a saved prefix.
 
-        If llama.cpp refuses the prefix, the slot stays empty and is added to `unfilled`, so that no tokens are computed
-        after missing cells. A request with a prefix from a file then fails. A request with a checkpoint is computed
-        from its beginning.
+        If llama.cpp refuses the prefix, the slot stays empty and is added to `unfilled`. So no tokens are computed
+        without the cells before them. A request with a prefix from a file then fails. A request with a checkpoint is
+        computed from its beginning.
         """
         self._flush(restore.slot)  # pending copies may still read the slot
         state: Any = restore.prefix.state

@@ -12,9 +12,9 @@ from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.utils.lifetime import ForkGuard
 
-ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a tokenizer without a known limit
+ANY_TOKEN = 1024  # assumed number of bytes of the longest token if a tokenizer has no known limit
 _WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
-_MAX_TEXT_BYTES = 64 * 2**20  # limit of a text, because 20 MB take 8 s, and a length must fit an int32
+_MAX_TEXT_BYTES = 64 * 2**20  # limit of a text: 20 MB take 8 s, and a length must fit in an int32
 _SLICE = 2**15  # token ids that are converted to Python objects at once
 _FAILED = -(2**31)  # result of llama_tokenize for a text that it cannot tokenize
 
@@ -26,9 +26,10 @@ _SPECIAL = (
 
 
 class PairMarks(NamedTuple):
-    """The tokens before, between and behind the two texts of a pair.
+    """The special tokens before, between and after the two texts of a pair.
 
-    transformers' tokenizers build pairs in this way. llama-server does too, but without the last [SEP] of BERT.
+    The tokenizers of the transformers library build pairs in this way. llama-server builds them without the last [SEP]
+    of BERT.
     """
 
     before: tuple[int, ...]
@@ -58,7 +59,7 @@ class NativeTokenizer:
         self._all_eog: tuple[int, ...] | None = None
 
     def _read_vocabulary(self) -> None:
-        """Stores facts of the vocabulary, so that later uses of them need no calls of llama.cpp."""
+        """Stores facts about the vocabulary, so that later uses need no calls of llama.cpp."""
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
         self.special_ids: Mapping[str, int] = {name: i for name, i in ids.items() if 0 <= i < self.n_vocab}
@@ -85,8 +86,8 @@ class NativeTokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """A new Vocabulary at each access, for code that does not know llama.cpp. A stored Vocabulary would form a
-        reference cycle with the model, and live until a garbage collection."""
+        """The vocabulary for code that does not know llama.cpp. Each access makes a new object. A stored object would
+        form a reference cycle with the model, and both would live until a garbage collection."""
         return Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._first_token)
 
     def special_token(self, name: str) -> str:
@@ -119,7 +120,7 @@ class NativeTokenizer:
         """Converts text to token ids.
 
         Args:
-            add_special: add BOS and EOS where the vocabulary says so.
+            add_special: add BOS and EOS if the vocabulary requires them.
             parse_special: read names such as `<|im_end|>` as the special tokens. For templates, never for untrusted
                 text.
 
@@ -188,10 +189,10 @@ class NativeTokenizer:
 
     @property
     def longest_token(self) -> int:
-        """The most bytes of text that one token can stand for, taken from the texts of the vocabulary.
+        """The maximum number of text bytes for one token, according to the texts of the vocabulary.
 
-        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so the number is unknown. ANY_TOKEN is
-        used instead, so that the text of a prompt has an upper limit with any vocabulary.
+        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so that the maximum is unknown. The value
+        is then ANY_TOKEN, because the text of a prompt needs an upper limit with any vocabulary.
         """
         if self._longest_token is None:
             with self._text_lock:
@@ -212,7 +213,7 @@ class NativeTokenizer:
         return longest
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token as the vocabulary writes it. Safe from any thread; raises as token_bytes."""
+        """Returns a token as the vocabulary writes it. Safe from any thread. Raises the same errors as token_bytes."""
         with self._lock:
             self._check_open()
             self._check_id(token_id)
@@ -264,8 +265,8 @@ class NativeTokenizer:
 
 
 def _in_slices(values: Any, n: int) -> list[int]:
-    """Returns the first n values of a ctypes array. Other threads run only between two slices. A slice takes half a
-    millisecond; a whole prompt of 5 MB would take 30 ms."""
+    """Returns the first n values of a ctypes array. Reads them in slices, because other threads cannot run during a
+    read. A slice takes half a millisecond. A whole prompt of 5 MB would take 30 ms."""
     found: list[int] = []
     for start in range(0, n, _SLICE):
         found += values[start : min(start + _SLICE, n)]

@@ -26,10 +26,10 @@ from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 from llamabatch.utils.system import set_limits
 
 _REFUSED = 3
-_ROOM = 2 * 2**30  # bytes of memory that the trial may use beside the weights
-_MOST_TO_DECODE = 16 * 2**30  # bytes of the largest file to decode with, because each token reads the whole file
-# The four sequences have unequal lengths. A pass takes equally many tokens of each sequence, so the last tokens go into
-# a second pass. That pass tries states that do not begin at the first cell.
+_ROOM = 2 * 2**30  # bytes of memory for the trial in addition to the weights
+_MOST_TO_DECODE = 16 * 2**30  # bytes; with a larger file the trial does not decode: each token reads the file
+# The lengths of the four sequences are unequal. A pass takes equally many tokens of each sequence, so the last tokens
+# go into a second pass. The second pass tries states that do not begin at the first cell.
 _LENGTHS = (1, 2, 2, 2)
 _N_TOKENS = sum(_LENGTHS)
 _N_CTX = 64  # tokens of each sequence
@@ -90,7 +90,8 @@ def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
 
 
 def _pooling(path: Path) -> str:
-    """Returns the pooling of a context: "mean" instead of "rank" if the classification head does not fit its labels."""
+    """Returns the pooling for the context: that of the file, but "mean" instead of "rank" if the classification head
+    does not fit its labels."""
     header = read_header(path)
     pooling = default_pooling(header.texts(), read_tensors(path))
     return pooling if pooling != RANK or read_labels(path) else "mean"
@@ -107,7 +108,7 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
         params.pooling_type = POOLINGS.index(pooling)
     context = llama.llama_init_from_model(model, params)
     if context and decode:
-        from llamabatch.llama.batch import Batch  # imports numpy, which only this branch needs
+        from llamabatch.llama.batch import Batch  # imported here, because only this branch needs numpy
 
         ids = [tokens[i % len(tokens)] for i in range(_N_TOKENS)]
         ends = list(accumulate(_LENGTHS))
@@ -116,15 +117,15 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
 
 
 def _template_refusal(llama: Any, model: Any) -> str | None:
-    """Returns why the chat template is refused if rendering exceeds a limit, else None. A template that only rejects
-    the _CONVERSATIONS is accepted, because the model can still generate."""
+    """Returns the reason to refuse the chat template, or None. A template is refused if its rendering exceeds a limit.
+    A template that only rejects the _CONVERSATIONS is accepted, because the model can still generate."""
     key = b"tokenizer.chat_template"
     n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
     if n_bytes < 1:
         return None
     text = ctypes.create_string_buffer(n_bytes + 1)
     llama.llama_model_meta_val_str(model, key, text, len(text))
-    from llamabatch.chat.conversation import render  # imports jinja2, which models without a template do not need
+    from llamabatch.chat.conversation import render  # imported here: models without a template do not need jinja2
     from llamabatch.chat.template import describe
     from llamabatch.chat.template_prices import TemplateLimit
 
@@ -152,7 +153,7 @@ def _limit_memory(n_bytes: int) -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    leave_signals_to_parent()  # else a signal to parent and child would be blamed on the file
+    leave_signals_to_parent()  # otherwise a signal to both processes would look like a fault of the file
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
     changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ((), ())

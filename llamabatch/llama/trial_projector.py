@@ -27,7 +27,7 @@ _SECONDS = (LEAST_S, 1.0, 30.0, 61.7)
 
 
 def run(path: Path, model_path: Path) -> int:
-    """Loads the file with its model's vocabulary and counts tokens of pictures and sounds. Returns the exit status."""
+    """Loads the file with its model's vocabulary and counts tokens of pictures and audio. Returns the exit status."""
     llama = library.load()
     params = llama.llama_model_default_params()
     params.vocab_only = True

@@ -1,7 +1,8 @@
-"""A program: `python -m llamabatch.llama.try_binding` loads the build of llama.cpp that the environment names.
+"""A program: `python -m llamabatch.llama.try_binding` loads a build of llama.cpp and lists its GPUs.
 
-The last line of its output is JSON: `{"gpus": [...]}`, or `{"problem": "..."}` for a build that does not fit. If the
-build crashes the process, the caller concludes that the build does not fit.
+The caller names the build in an environment variable. The last line of the output is JSON: `{"gpus": [...]}`, or
+`{"problem": "..."}` for a build that does not fit. If the build crashes the process, the caller concludes that the
+build does not fit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from llamabatch.planning.profile import Profile
 
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
     """Returns the profile that `llamabatch tune` wrote for this file, these cache types and these devices, or None.
-    Loads the library if necessary, with the profile's environment. Only then are the devices known and compared."""
+    Loads the library if necessary, with the profile's environment, because only the loaded library knows the
+    devices."""
     found = profile_store.find(path, config) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
     library.load(file_bytes(path), measured)

@@ -1,10 +1,12 @@
-"""Checks of a model file before this process loads it: headers, digest, and a trial load in a child process.
+"""Checks a model file before this process loads it: headers, digest, and a trial load in a child process.
 
 A GGUF file is untrusted data. llama.cpp checks the data with assertions, and a failed assertion ends the process. So a
-file must pass gguf/validation.py. Next a small program loads it (llama/trial_load.py), and only then this process.
+file must first pass gguf/validation.py. Then a small program loads the file (llama/trial_load.py). Only then does this
+process load the file.
 
 The verdict is kept (utils/disk_cache.py) under a hash of the headers, the sizes of the files, and the llama.cpp in use.
-A second record maps a file (path, size, time of the last change, inode) to its hash. A known file costs two reads.
+A second record maps a file (path, size, time of the last change, inode) to its hash. So a check of a known file takes
+two reads.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ from llamabatch.utils.system import fatal_signal
 logger = logging.getLogger(__name__)
 
 VERSION = 4  # version of the checks and the trial; verdicts of other versions do not count
-# This is the content_hash of the bundled model, which needs no trial. A test checks the value.
+# The content_hash of the bundled model. This model needs no trial. A test checks the value.
 BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
 PROGRAM = "llamabatch.llama.trial_load"
 PROJECTOR_PROGRAM = "llamabatch.llama.trial_projector"
 _CHUNK = 1 << 22
 _PATIENCE_S = 60.0
-_SLOWEST = 20e6  # bytes/s of the slowest disk that we wait for
-# The file is blamed for these signals of a child. Other signals may come from the system.
+_SLOWEST = 20e6  # bytes/s; on a slower disk, a trial may exceed its time limit
+# If one of these signals ends the child, the file is the cause. Other signals may come from the system.
 _OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")
 _CURE = "trial='off' loads it all the same"
 
@@ -51,7 +53,7 @@ Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
 
 # This process keeps its results here, in case the disk cache cannot be written.
 _seen: dict[Identity, FileIdentity] = {}
-_loadable: set[tuple[Identity, str]] = set()  # files, with the overrides of their load
+_loadable: set[tuple[Identity, str]] = set()  # known loadable files, each with the overrides of its load
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,10 @@ def ensure_loadable(
     """Raises an error unless llama.cpp may load the file into this process.
 
     Args:
-        trial: "on" first loads the file in a child process; "off" does not; "auto" does so if no verdict is kept.
-        sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
-        kv_overrides, override_tensor: overrides of the coming load. A verdict counts only for the same overrides.
+        trial: "on" always loads the file in a child process first; "off" never does; "auto" does so if no verdict is
+            kept.
+        sha256: required digest of the file, or of its parts one after another: 64 hexadecimal digits.
+        kv_overrides, override_tensor: overrides for the load. A verdict is valid only for the same overrides.
 
     Raises:
         ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or crashed the child.
@@ -121,7 +124,7 @@ def ensure_loadable(
         EngineClosedError: the load was cancelled.
     """
     known = ensure_sound(path, sha256, kv_overrides)
-    patterns = [pattern for pattern, _ in override_tensor]  # without the places, because the child has no GPUs
+    patterns = [pattern for pattern, _ in override_tensor]  # the child has no GPUs, so it does not need the places
     changes = json.dumps([kv_overrides, patterns]) if kv_overrides or patterns else ""
     is_known = (known.content == BUNDLED and not changes) or (known.identity, changes) in _loadable
     if trial != "on" and (trial == "off" or is_known):
@@ -132,7 +135,7 @@ def ensure_loadable(
 
 
 def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> None:
-    """Does the work of ensure_loadable for an mmproj file. The file of its text model must have been tried before."""
+    """Does the work of ensure_loadable for an mmproj file. Call ensure_loadable for its text model first."""
     known, text = FileIdentity.of(path), FileIdentity.of(model)
     together = f"{text.content}, whose media are read"
     if trial == "off" or (trial == "auto" and (known.identity, together) in _loadable):
@@ -149,7 +152,7 @@ def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, argum
     """Raises ModelFileError if a kept verdict or a new trial says that the file cannot be loaded.
 
     Args:
-        content: text with the hashes and overrides that the verdict depends on.
+        content: text with the hashes and overrides. The verdict is kept under a hash of this text.
         n_bytes: size of the file.
     """
     key = _verdict_key(content)
@@ -183,8 +186,8 @@ def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverride
 
 
 def content_hash(headers: Iterable[Header]) -> str:
-    """Returns the SHA-256 of everything that a load parses: the headers and sizes of all parts. A load does not look at
-    the values of the weights, so the weights do not count."""
+    """Returns the SHA-256 of all data that a load parses: the headers and sizes of all parts. A load does not look at
+    the values of the weights, so they are left out."""
     digest = hashlib.sha256()
     for header in headers:
         digest.update(f"{header.file_bytes} {header.header_bytes}\n".encode())
@@ -212,12 +215,12 @@ def _is_digest(value: Any) -> bool:
 
 
 def _verdict_key(content: str) -> str:
-    """Returns the key of a verdict, from the file's content, the library, and the version of the trial."""
+    """Returns the key of a verdict: a hash of `content`, the library, and the version of the trial."""
     return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
 
 
 def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict[str, Any]:
-    """Runs a program that loads the file. Returns its verdict, with "certain" True if the verdict may be kept."""
+    """Runs a program that loads the file. Returns a verdict. The entry "certain" is True if the verdict may be kept."""
     if not sys.executable:
         logger.debug("%s is not tried out: no interpreter is known", path)
         return {"loads": True, "certain": False}
@@ -247,7 +250,7 @@ def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict
 
 
 def _has_memory_limits() -> bool:
-    """Returns True if this process has memory limits. A child inherits the limits and may crash because of them."""
+    """Returns True if this process has memory limits. A child inherits these limits, and they may make it crash."""
     return machine.address_space_left() is not None or machine.data_bytes_left() is not None
 
 

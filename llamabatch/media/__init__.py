@@ -1,1 +1,1 @@
-"""Makes Media of pictures and sounds: from paths, bytes, data: addresses, PIL images, arrays and message parts."""
+"""Makes Media from pictures and audio: paths, bytes, data: addresses, PIL images, arrays and message parts."""

@@ -1,4 +1,4 @@
-"""Reads the bytes of a picture or a sound from an address, a path or a Media."""
+"""Reads the bytes of a picture or of audio from an address, a path or a Media."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
 
     Args:
         what: "a picture" or "a sound", for messages.
-        sources: the allowed addresses besides data: addresses; NOWHERE: none.
+        sources: the allowed addresses in addition to data: addresses; NOWHERE: no others.
 
     Raises:
         PromptError: the address is not allowed, or cannot be read.
@@ -49,14 +49,14 @@ def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
 
 
 Decode = Callable[[bytes, str], tuple[bytes, int, int]]
-"""Takes the bytes of a file and its name for messages. Returns raw data, width and height."""
+"""Converts the bytes of a file. The second argument names the file in messages. Returns raw data, width and height."""
 
 
 def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
-    """Returns the Media of a file's bytes. The Media has the raw data, or the file's bytes if the raw data is longer.
+    """Returns the Media of a file's bytes. The Media contains the raw data, or the file's bytes if these are shorter.
 
     Raises:
-        PromptError: there are no bytes or too many, or `decode` raises.
+        PromptError: there are no bytes or too many bytes, or `decode` raises.
     """
     if len(data) > MAX_FILE_BYTES:
         raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
@@ -69,7 +69,7 @@ def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
 
 
 def media_at(path: str | os.PathLike[str], kind: Kind, what: str, decode: Decode) -> Media:
-    """Returns the Media of a file, with the path in place of the data. For a pipe, returns the Media of its bytes.
+    """Returns the Media of a file. The Media contains the path in place of the data, or the data if the file is a pipe.
 
     Args:
         what: "the picture" or "the sound", for messages.
@@ -95,7 +95,7 @@ def _bytes_at(path: str | os.PathLike[str], what: str) -> bytes:
 
 
 def raw_of(media: Media, what: str, decode: Decode) -> bytes:
-    """Returns the raw data of a Media. Raises EngineError if its file has changed or cannot be read any more.
+    """Returns the raw data of a Media. Raises EngineError if the file has changed or cannot be read any more.
 
     Args:
         what: "picture" or "sound", for messages.

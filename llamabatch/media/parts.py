@@ -1,5 +1,5 @@
-"""Media in message parts: replaces media by marks that a chat template writes as text, and makes message parts from
-table cells."""
+"""Media in message parts. Replaces media by marks, which a chat template writes as text. Makes message parts from table
+cells."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from llamabatch.request.media import IMAGE, SOUND, Kind, Media
 from llamabatch.utils.checks import show
 
 MAX_IN_ALL = 192 * 2**20
-"""The most decoded bytes of a prompt's media: 67 million pixels, or 50 minutes of sound at 16,000 samples a second."""
+"""Maximum bytes of a prompt's decoded media: 67 million pixels, or 50 minutes of audio at 16,000 samples a second."""
 
 MAX_COUNT = 256
-"""The most pictures and sounds of a prompt."""
+"""Maximum number of pictures and audio clips of a prompt."""
 
 
 def has_media(conversation: Any) -> bool:
-    """Returns True if a message has a part with a picture or a sound."""
-    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # later code refuses other types
+    """Returns True if a message has a part with a picture or audio."""
+    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # other types are refused later
     return any(media_kind(part) is not None for message in messages for part in _parts(message))
 
 
@@ -40,7 +40,7 @@ def new_mark() -> str:
 
 
 def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """Returns the messages with a mark in place of each picture and sound, the media parts in order, and the mark."""
+    """Replaces each picture and audio part by a mark. Returns the new messages, the media parts, and the mark."""
     mark = new_mark()
     found: list[Mapping[str, Any]] = []
     messages: list[Mapping[str, Any]] = []
@@ -56,12 +56,12 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt. They are read one by one, and share a size limit and a time limit.
+    """The media of one prompt. The media are read one by one, and share a size limit and a time limit.
 
     Args:
         n: the number of media.
         pictures: True if the model reads pictures.
-        rate: samples per second of the sounds that the model reads; 0: the model reads no sounds.
+        rate: samples per second of the audio that the model reads; 0: the model does not read audio.
         sources: as for read_address.
         cancelled: returns True if no caller waits for the prompt any more.
 
@@ -88,17 +88,17 @@ class MediaInput:
         self.media: list[Media] = []
 
     def add(self, given: Any, kind: Kind | None = None) -> None:
-        """Reads a picture or a sound in any form. Raises the errors of read_picture and read_sound.
+        """Reads a picture or audio in any form. Raises the errors of read_picture and read_sound.
 
         Args:
-            kind: IMAGE or SOUND. None: bytes that begin like a sound file are a sound; any other `given` is a picture.
+            kind: IMAGE or SOUND. None: SOUND for bytes that start like an audio file (is_sound), otherwise IMAGE.
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE
         self._take(kind or IMAGE, given, is_open=True)
 
     def add_part(self, part: Mapping[str, Any]) -> None:
-        """Reads the picture or the sound of a message part. Raises the errors of `add`."""
+        """Reads the picture or the audio of a message part. Raises the errors of `add`."""
         kind = media_kind(part) or IMAGE
         given, is_open = _sound_of(part) if kind == SOUND else _picture_of(part)
         self._take(kind, given, is_open=is_open)
@@ -147,7 +147,7 @@ def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
 
 
 def message_with_media(text: str, row: Mapping[str, Any], columns: Mapping[Kind, Sequence[str]]) -> dict[str, Any]:
-    """Returns a user's message with the pictures and sounds of a row before the text.
+    """Returns a user's message with the pictures and audio of a row before the text.
 
     Raises:
         PromptError: all columns of a kind are empty.
@@ -173,7 +173,7 @@ def _as_pixels(cell: Any) -> Any:
 
 
 def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:
-    """Returns the conversation with `folder` in front of the relative paths of media."""
+    """Puts `folder` in front of each relative path of media, and returns the new conversation."""
     return [
         {**message, "content": [_placed(part, folder) for part in _parts(message)]}
         if any(media_kind(part) is not None for part in _parts(message))
@@ -196,10 +196,11 @@ def _parts(message: Any) -> Sequence[Any]:
 
 
 def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the picture of a part, and True if any form of picture is allowed.
+    """Returns the picture of a part, and True if the picture may have any form, such as a path.
 
-    True for {"type": "image", "image": …}. False for {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and
-    Anthropic's {"source": …}. A server's users may send these, so only data: addresses and allowed addresses are read.
+    The second result is True for {"type": "image", "image": …}. It is False for {"image_url": {"url": …}},
+    {"image_url": …}, {"url": …} and Anthropic's {"source": …}. Users of a server may send these four, so only data:
+    addresses and allowed addresses are read.
     """
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
         return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
@@ -212,8 +213,8 @@ def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
 
 
 def _sound_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the sound of a part, and True if any form of sound is allowed. True for "audio"; False for OpenAI's
-    "input_audio" and for addresses."""
+    """Returns the audio of a part, and True if the audio may have any form, such as a path. The second result is True
+    for "audio", and False for OpenAI's "input_audio" and for addresses."""
     given = part.get("input_audio")
     if isinstance(given, Mapping) and isinstance(given.get("data"), str):
         return f"data:audio;base64,{given['data']}", False

@@ -1,4 +1,4 @@
-"""Pictures: makes a Media of a picture, and decodes its pixels with Pillow. Checks the size in the header first."""
+"""Pictures: makes a Media of a picture, and decodes the pixels with Pillow. First checks the size in the header."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WHITE = (255, 255, 255, 255)
 
 
 def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
-    """Returns the Media of a picture. Decodes it once, to check that it can be decoded.
+    """Returns the Media of a picture. Decodes the picture once as a check.
 
     Args:
         given: a path, a data: address, the bytes of a file, a PIL image, or an array of height x width x 3, uint8.
-        most: the most pixels, up to MAX_PIXELS.
+        most: the maximum number of pixels, up to MAX_PIXELS.
         sources: as for read_address.
 
     Raises:
@@ -37,7 +37,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return media_at(given, IMAGE, "the picture", _decoder(most))
-    if hasattr(given, "convert") and hasattr(given, "size"):  # before the next test, which would decode a PIL image
+    if hasattr(given, "convert") and hasattr(given, "size"):  # tested first: the next test would decode a PIL image
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)
@@ -53,7 +53,7 @@ def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = N
 
 
 def pixels_of(media: Media) -> bytes:
-    """Returns the rows of pixels, 3 bytes a pixel. Raises the errors of raw_of."""
+    """Returns the pixels row by row, 3 bytes per pixel. Raises the errors of raw_of."""
     return raw_of(media, "picture", _decoder(MAX_PIXELS))
 
 
@@ -66,7 +66,7 @@ def _decoder(most: int) -> Decode:
 
 
 def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, int, int]:
-    """Returns the pixels, width and height of a PIL image's first frame, rotated by its EXIF data, on white.
+    """Returns pixels, width and height of a PIL image: the first frame, rotated as EXIF says, on a white background.
 
     Args:
         opened: opens the image and reads its header.

@@ -15,10 +15,10 @@ from llamabatch.media.sources import MediaSources
 from llamabatch.request.media import IMAGE, SOUND, Kind, Media, MediaRun, MediaTokens, moved
 from llamabatch.utils.checks import counted
 
-MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a sound in a text
-_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # words for media in the text of a prompt
-# All marks, also marks in prompts for vLLM, by model family. They include the tokens around media, because libmtmd adds
-# these tokens itself.
+MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or audio in a text
+_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # placeholders for media in the text of a prompt
+# The marks of all model families, including marks in prompts for vLLM. A match includes the tokens around media,
+# because libmtmd adds these tokens itself.
 _MARKS = re.compile(
     "|".join(
         (
@@ -37,11 +37,11 @@ _MARKS = re.compile(
 
 
 class MediaReader(Protocol):
-    """The part of a projector that returns the tokens of a picture or a sound.
+    """A projector that returns the tokens of a picture or of audio.
 
     Attributes:
         reads_pictures: True if the projector reads pictures.
-        sound_rate: samples per second of the sounds that the projector reads; 0: it reads no sounds.
+        sound_rate: samples per second of the audio that the projector reads; 0: the projector does not read audio.
     """
 
     reads_pictures: bool
@@ -51,7 +51,7 @@ class MediaReader(Protocol):
 
 
 class MediaModel(ChatModel, Protocol):
-    """A model that may read pictures and sounds."""
+    """A model that may read pictures and audio."""
 
     media_sources: MediaSources
 
@@ -60,9 +60,12 @@ class MediaModel(ChatModel, Protocol):
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text (None: token ids only), its tokens, and its media with their runs of tokens.
+    """A prompt of text, tokens and media.
 
-    num_truncated: number of tokens of the turns that were dropped.
+    Attributes:
+        text: the text; None: only the token ids are known.
+        media_runs: the positions of the media among the tokens.
+        num_truncated: the number of tokens in the turns that were dropped.
     """
 
     text: str | None
@@ -72,7 +75,7 @@ class Prompt(NamedTuple):
     num_truncated: int = 0
 
     def behind(self, token_ids: tuple[int, ...], n_dropped: int) -> Prompt:
-        """Returns `token_ids` followed by this prompt without its first `n_dropped` tokens."""
+        """Returns a prompt in which `token_ids` replace the first `n_dropped` tokens of this prompt."""
         by = len(token_ids) - n_dropped
         runs = tuple(run._replace(start=run.start + by) for run in self.media_runs)
         return self._replace(token_ids=(*token_ids, *self.token_ids[n_dropped:]), media_runs=runs)
@@ -94,7 +97,7 @@ def chat_prompt(
     """Returns the prompt of a conversation. Raises the errors of conversation.to_tokens.
 
     Raises:
-        PromptError: a picture or a sound cannot be read, the model does not read it, or the template leaves it out.
+        PromptError: a picture or audio cannot be read, the model does not read it, or the template leaves it out.
         SetupError: Pillow or miniaudio is needed and not installed.
     """
     if not has_media(conversation):
@@ -118,15 +121,15 @@ def text_prompt(
     cancelled: Callable[[], bool] | None = None,
     mark: str | None = None,
 ) -> Prompt:
-    """Returns the prompt of a text with a mark for each picture and sound. Special tokens in the text are parsed.
+    """Returns the prompt of a text with a mark for each picture and audio clip. Special tokens in the text are parsed.
 
     Args:
-        media: pairs of kind and picture or sound, in order; see MediaInput.add.
-        mark: the mark in the text. None: the mark is MARK if the text has one MARK for each of `media`. Otherwise
-            everything that _MARKS matches is a mark.
+        media: pairs (kind, picture or audio) in order; see MediaInput.add.
+        mark: the mark in the text. None: the mark is MARK if the text has one MARK for each of `media`; otherwise,
+            each match of _MARKS is a mark.
 
     Raises:
-        PromptError: a picture or a sound cannot be read, the model does not read it, or the number of marks differs.
+        PromptError: a picture or audio cannot be read, the model does not read it, or the number of marks differs.
         SetupError: Pillow or miniaudio is needed and not installed.
     """
     reader, given = _reader("the prompt", model, len(media), cancelled)
@@ -139,7 +142,7 @@ def text_prompt(
             f"write {MARK} for each, or the model's own mark"
         )
     for kind, each in media:
-        if media_kind(each) is not None:  # a message part, from the body of an HTTP request
+        if media_kind(each) is not None:  # here, `each` is a message part from the body of an HTTP request
             given.add_part(each)
         else:
             given.add(each, kind)
@@ -162,7 +165,7 @@ def _reader(
 
 
 def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], reader: MediaReader) -> Prompt:
-    """Returns the prompt of pieces of text with one picture or sound between every two pieces."""
+    """Joins tokenized pieces of text, with a picture or audio between every two pieces. Returns the prompt."""
     ids, runs = list(pieces[0]), list[MediaRun]()
     for index, (each, piece) in enumerate(zip(media, pieces[1:], strict=True)):
         tokens = reader.tokens(each)
@@ -172,7 +175,7 @@ def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], 
 
 
 def _shown(text: str, mark: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a text with a word such as <picture> in place of each mark."""
+    """Returns a text with a placeholder such as <picture> for each mark."""
     first, *others = text.split(mark)
     words = (_SHOWN[media_kind(part) or IMAGE] for part in parts)
     return first + "".join(word + piece for word, piece in zip(words, others, strict=False))
@@ -184,7 +187,7 @@ def chat_text(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """Returns a conversation as text, with a word for each picture and sound. Raises the errors of to_text."""
+    """Returns a conversation as text, with a placeholder for each piece of media. Raises the errors of to_text."""
     if not has_media(conversation):
         return to_text(model, conversation, options, cancelled)
     messages, parts, mark = marked(conversation)

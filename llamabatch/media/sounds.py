@@ -1,5 +1,5 @@
-"""Sounds: makes a Media of a sound, and decodes its samples with miniaudio, as llama.cpp does. Decoding stops at the
-longest allowed length."""
+"""Audio: makes a Media of an audio clip, and decodes the samples with miniaudio, as llama.cpp does. Decoding stops at
+the maximum length."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from llamabatch.request.media import SOUND, Media
 from llamabatch.utils.checks import show
 
 LEAST_S, MOST_S = 0.1, 1800.0
-"""The shortest and the longest sound, in seconds."""
+"""Minimum and maximum length of an audio clip in seconds."""
 FORMATS = ("WAV", "MP3", "FLAC")
 # The first bytes of FLAC, and of MP3 with ID3 tags. Ogg Vorbis is left out, as in llama.cpp, because damaged Ogg files
 # crash miniaudio.
 _STARTS = (b"fLaC", b"ID3")
 LOUDEST = 16.0
 """The largest absolute value of a sample. Full scale is 1."""
-_PIECE = 2**16  # samples that are decoded at once
+_PIECE = 2**16  # number of samples that are decoded at once
 _MOST_CHANNELS = 64
 _RATES = (1000, 768_000)
 _SAMPLE_BYTES = 4
@@ -35,24 +35,24 @@ Samples = npt.NDArray[np.float32]
 
 
 def is_sound(data: bytes) -> bool:
-    """Returns True for bytes that begin like a sound file. No picture file has such a beginning."""
+    """Returns True for bytes that start as an audio file does. No picture file starts in this way."""
     is_mpeg = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
     return is_mpeg or data.startswith(_STARTS) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE")
 
 
 def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE) -> Media:
-    """Returns the Media of a sound. Decodes it once, to check that it can be decoded.
+    """Returns the Media of an audio clip. Decodes the clip once as a check.
 
     Args:
         given: a path, an address, the bytes of a file, a pair of samples and rate as in vLLM, or a mapping with array
             and sampling_rate as in Hugging Face datasets. Samples have the shape (samples,) or (channels, samples) and
             are floats, usually from -1 to 1, or int16. Channels are averaged.
         rate: samples per second that the model reads.
-        most: the largest number of samples at this rate.
+        most: the maximum number of samples at this rate.
         sources: as for at_address.
 
     Raises:
-        PromptError: the sound cannot be read, is too short or too long, or its format is unknown.
+        PromptError: the clip cannot be read, is too short or too long, or its format is unknown.
         SetupError: miniaudio is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
@@ -107,7 +107,7 @@ def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
 
 
 def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> Media:
-    """Returns the Media of samples, converted from `own_rate` to `rate`. miniaudio converts them as a WAV file."""
+    """Returns the Media of samples. miniaudio gets them as a WAV file, to convert `own_rate` to `rate`."""
     data = samples.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", *(b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, _FLOAT_WAV, 1), *(
         own_rate, own_rate * _SAMPLE_BYTES, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES, b"data", len(data)
@@ -140,7 +140,7 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
 
 
 def _check_samples(samples: Samples, name: str) -> None:
-    """Raises PromptError for samples that are NaN or too large: an encoder would return NaN."""
+    """Raises PromptError for samples that are NaN or too large, because an encoder would return NaN."""
     largest = float(np.abs(samples).max())  # NaN if any sample is NaN
     if not largest <= LOUDEST:
         raise PromptError(f"{name} has a sample of {largest:g}; allowed are {-LOUDEST:g} to {LOUDEST:g}, usual -1 to 1")

@@ -1,4 +1,4 @@
-"""Reads media from allowed places outside a request: addresses on the web, or files below a folder."""
+"""Reads media from allowed places outside a request: web addresses, or files below a folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from llamabatch.utils.network import public
 from llamabatch.utils.version import __version__
 
 FETCH_S = 10.0
-"""The most seconds for an address with its redirections, and for all addresses of a prompt together."""
+"""Maximum seconds for one address with its redirections, and for all addresses of a prompt together."""
 ANY_HOST = "*"
 _MOST_HOPS = 5
 _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
-_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that stay unquoted
+_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that are not quoted
 _FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: the address is invalid
-# Networks that older Python releases wrongly call public, or that clouds use inside their hosts.
+# These networks are not public, but older Python releases say that they are. 168.63.129.16 is a host service of Azure.
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "fec0::/10"))
 )
@@ -39,12 +39,12 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are 
 
 @dataclass(frozen=True)
 class MediaSources:
-    """The addresses that may be read for a prompt, besides data: addresses.
+    """The addresses that may be read for a prompt, in addition to data: addresses.
 
     Attributes:
         folder: file:// addresses may name files below this folder; None: no file may be read.
-        domains: http:// and https:// addresses may name these hosts; "*": any host. Every host must have
-            only public IP addresses.
+        domains: the allowed hosts of http:// and https:// addresses; "*": any host. A host must have only public IP
+            addresses.
         end: the time.monotonic() by which all reads must end.
     """
 
@@ -53,7 +53,7 @@ class MediaSources:
     end: float = math.inf
 
     def from_now(self) -> MediaSources:
-        """Returns these sources for one prompt, whose downloads together may take FETCH_S seconds from now."""
+        """Returns these sources for one prompt. All downloads together may take FETCH_S seconds from now."""
         return replace(self, end=time.monotonic() + FETCH_S)
 
     def __bool__(self) -> bool:
@@ -94,8 +94,8 @@ NOWHERE = MediaSources()
 
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
-    """Returns the bytes of file:///a/path. As in llama-server, the path may also be relative to `folder`: file://path,
-    or file:///path if the absolute path is not below `folder`."""
+    """Returns the bytes at a file:// address. As in llama-server, file://a/path is relative to `folder`. file:///a/path
+    is absolute, or relative to `folder` if the absolute path is not below `folder`."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
@@ -148,7 +148,7 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
     try:
         if parts.scheme == "https":
             stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
-        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout limits each read, not their sum
+        timer = threading.Timer(_left(end), _shut, (stream,))  # for all reads; a socket's timeout is for one read
         timer.daemon = True
         timer.start()
         try:
@@ -190,7 +190,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
         except (OSError, UnicodeError) as error:
             answers.put(error)
 
-    # getaddrinfo has no timeout, so a thread calls it
+    # getaddrinfo runs on a thread, because it has no timeout
     threading.Thread(target=look_up, name="llamabatch-look-up", daemon=True).start()
     try:
         found = answers.get(timeout=_left(end))
@@ -205,7 +205,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Returns True for a public IP address. If an IPv6 address embeds IPv4 addresses, these are checked instead."""
+    """Returns True for a public IP address. If an IPv6 address contains IPv4 addresses, only these count."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         teredo = ip.teredo
@@ -220,7 +220,7 @@ def is_public(address: str) -> bool:
 
 
 def _left(end: float) -> float:
-    """Returns the seconds until time.monotonic() `end`. Raises TimeoutError after it."""
+    """Returns the seconds until `end`, a time.monotonic(). Raises TimeoutError if `end` has passed."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -11,11 +11,11 @@ from typing import Any
 from llamabatch.monitor.gpu import Gpus
 
 POWERCAP = Path("/sys/class/powercap")
-_READ_EVERY_S = 30.0  # seconds between two reads; a package's counter wraps after 262 kJ, which is 7 minutes at 600 W
+_READ_EVERY_S = 30.0  # seconds between two reads; a package's counter wraps after 262 kJ, or 7 minutes at 600 W
 
 
 class EnergyMeter:
-    """Joules over a span of time. A source that cannot be read is left out silently.
+    """A meter of joules over a span of time. A source that cannot be read is left out silently.
 
     ::
 
@@ -23,12 +23,12 @@ class EnergyMeter:
             ...
             print(meter.read(), meter.sources)
 
-    A thread reads the counters every 30 s, to notice each wrap of a counter. Without a source there is no thread. On
-    Linux only root may read RAPL by default; a chmod of /sys/class/powercap/*/energy_uj allows other users.
+    A thread reads the counters every 30 s, to notice each wrap of a counter. If there are no sources, there is no
+    thread. On Linux, only root may read RAPL by default; a chmod of /sys/class/powercap/*/energy_uj allows other users.
 
     Args:
-        gpus: True: also counts all GPUs that this process may use, including the energy that other processes use there.
-        powercap: folder of RAPL's zones.
+        gpus: True: also counts all GPUs that this process may use, including the energy for other processes.
+        powercap: the folder of RAPL's zones.
         nvml: as for Gpus.
 
     Attributes:
@@ -56,7 +56,7 @@ class EnergyMeter:
         return self
 
     def read(self) -> float | None:
-        """Returns the joules since `start`; None without a source."""
+        """Returns the joules since `start`; None: there are no sources."""
         return sum(joules.values()) if (joules := self.by_source()) else None
 
     def by_source(self) -> dict[str, float]:
@@ -86,11 +86,11 @@ class EnergyMeter:
 
 
 class _Counter:
-    """The joules that one counter has added since `start`.
+    """One energy counter. Adds up the joules since `start`.
 
     Args:
-        read: returns joules, or None if reading fails.
-        range_j: joules at which the counter wraps to 0; None: unknown.
+        read: returns the counter's joules, or None if reading fails.
+        range_j: the range in joules: the counter wraps to 0 at this value; None: unknown.
     """
 
     def __init__(self, name: str, read: Callable[[], float | None], range_j: float | None) -> None:
@@ -107,7 +107,7 @@ class _Counter:
         now = self._read()
         if now is not None and self._last is not None:
             grown = now - self._last
-            if grown < 0:  # the counter wrapped; with an unknown range, the growth counts as 0
+            if grown < 0:  # the counter has wrapped; with an unknown range, the growth counts as 0
                 grown = grown + self._range_j if self._range_j else 0.0
             self._sum += grown
         if now is not None:
@@ -119,7 +119,7 @@ _Zone = tuple[Callable[[], float | None], float | None]
 
 
 def _rapl_zones(powercap: Path) -> dict[str, _Zone]:
-    """Returns the zones of packages and memory, by name. Skips psys, and the cores and graphics inside packages."""
+    """Returns the zones of packages and memory by name. Skips psys, and the zones of cores and graphics in packages."""
     zones: dict[str, _Zone] = {}
     try:
         folders = sorted(powercap.glob("intel-rapl:*"))

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: use, memory, power and energy. Without a library, driver or GPU there are no samples."""
+"""NVIDIA GPUs through NVML: use, memory, power and energy. Without NVML or a GPU, there are no samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class GpuSample:
     Attributes:
         index: number of the GPU in NVML.
         name: name of the GPU in the driver.
-        use_percent: time that the GPU computed for any process, as a percentage of the driver's last sample period.
-        memory_used: bytes that all processes use.
+        use_percent: the share of the driver's last sample period in which the GPU computed for any process, in percent.
+        memory_used: bytes of the GPU that all processes use.
         memory_total: bytes of the GPU.
         power_w: watts.
     """
@@ -73,7 +73,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Returns {name: function} for GPUs with energy counters. Each returns the joules since the driver loaded."""
+        """Returns {name: function} for GPUs with energy counters. A function returns joules since the driver loaded."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:

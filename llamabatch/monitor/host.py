@@ -1,4 +1,4 @@
-"""Use of the machine by an engine's processes and by all processes: CPU, memory, power, GPUs."""
+"""The use of the machine by an engine's processes and by all processes: CPU, memory, power, GPUs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class MachineSample:
     """The use of the machine since the last sample. A figure that the machine does not report is None.
 
     Attributes:
-        cpu_percent: CPU time of this process and the engine's children; 100 is one core that was always busy.
+        cpu_percent: CPU time of this process and the engine's child processes; 100: one core was always busy.
         system_cpu_percent: use of all cores by all processes, 0 to 100.
-        memory_bytes: resident memory of this process and the engine's children; pages of a model file count in each
-            process that maps them.
+        memory_bytes: resident memory of this process and the engine's child processes. If several processes map a model
+            file, its pages count in each of these processes.
         system_available_bytes: memory available on the machine.
         cpu_power_w: watts of CPUs and their memory (RAPL), for all processes.
         gpus: one sample for each GPU.
@@ -123,13 +123,13 @@ class MachineSampler:
 
 
 def system_times(cores: Collection[int] | None = None) -> tuple[float, float]:
-    """Returns the busy seconds and the total seconds, summed over the logical cores `cores`, or over all cores."""
+    """Returns busy seconds and total seconds, both summed over the logical cores `cores`; None: over all cores."""
     of_each = psutil.cpu_times(percpu=True)
-    if cores is not None and max(cores) < len(of_each):  # the system leaves out cores that are offline
+    if cores is not None and max(cores) < len(of_each):  # otherwise cores are offline, and missing in of_each
         of_each = [of_each[core] for core in cores]
     busy, total = 0.0, 0.0
     for times in of_each:
-        # user and nice include guest and guest_nice.
+        # user and nice already include guest and guest_nice.
         spent = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         total += spent
         busy += spent - times.idle - getattr(times, "iowait", 0.0)

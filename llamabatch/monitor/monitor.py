@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watched(Protocol):
-    """The part of an EngineClient that a Monitor reads."""
+    """An EngineClient with only the members that a Monitor needs."""
 
     def stats(self) -> EngineStats: ...
 
@@ -36,14 +36,14 @@ class Watched(Protocol):
 class Monitor:
     """Takes a Snapshot every `every_s` seconds, from `start` (or `with`) until `stop` (or the end of the `with`).
 
-    The monitor takes a last snapshot at `stop`, or when the LLM is closed. Snapshots do not wait for a step of the
-    engine. After a slow callback the next snapshot is late, and missed snapshots are skipped. A monitor does not keep
-    the engine alive.
+    The monitor takes a last snapshot at `stop`, or when the LLM is closed. A snapshot does not wait for a step of the
+    engine. After a slow callback, the next snapshot is late, and the snapshots in between are skipped. A monitor does
+    not keep the engine alive.
 
     Args:
         client: the engine.
-        callback: called with each Snapshot, on the monitor's thread. Its exceptions are logged, and the monitor
-            continues. The callback may use the LLM, but must not wait for the end of a request that it submits.
+        callback: called with each Snapshot, on the monitor's thread. Exceptions of the callback are logged, and the
+            monitor continues. The callback may use the LLM, but must not wait for the end of a request that it submits.
         every_s: the interval in seconds, 0.01 to 3600.
         metrics_file: path of the file for Prometheus, written at each snapshot; see MetricsFile.
         publish: True: shows the engine in `llamabatch top`.
@@ -79,7 +79,7 @@ class Monitor:
             self._listeners.append(self._status.write)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed: set[int] = set()  # indices of listeners whose last call raised; repeated errors are not logged
+        self._failed: set[int] = set()  # indices of listeners whose last call raised; their next errors are not logged
 
     def start(self) -> Monitor:
         """Starts the thread. Returns this monitor. A monitor starts once.
@@ -99,7 +99,7 @@ class Monitor:
         return self
 
     def stop(self) -> None:
-        """Takes the last snapshot and ends the thread. May be called twice. The callback may call it."""
+        """Takes the last snapshot and ends the thread. May be called twice, and by the callback."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# Limits in seconds, added to vLLM's limits because small models are faster than the models that vLLM usually serves.
+# Bucket limits in seconds, added to vLLM's limits, because small models are faster than vLLM's usual models.
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -74,14 +74,14 @@ _MACHINE = {
 
 
 class MetricsFile:
-    """A file of the figures of one engine, for node_exporter's textfile collector or another reader of the text format.
+    """A file with one engine's figures, for node_exporter's textfile collector or other readers of the text format.
 
     Each write makes a temporary file in the same folder and renames it. Readers therefore always find a complete file.
     The file stays when the program ends.
 
     Args:
         path: path of the file; node_exporter reads names that end in .prom.
-        model: the value of the label model_name; "": the monitor's title.
+        model: the value of the label model_name; "": the title of the monitor.
 
     Raises:
         SetupError: prometheus_client is missing.
@@ -132,7 +132,7 @@ class Families:
         self._names, self._values = list(labels), list(labels.values())
 
     def of_engine(self, prefix: str, stats: EngineStats) -> Iterator[Any]:
-        """Yields the figures of an engine. A figure that vLLM also has gets vLLM's name behind the prefix."""
+        """Yields the metrics of an engine. If vLLM has the same metric, the name is the prefix plus vLLM's name."""
         yield from self.gauges(prefix, _GAUGES, gauges(stats))
         yield from self.counters(prefix, _COUNTERS, counters(stats))
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
@@ -184,7 +184,7 @@ class Families:
                 yield family
 
     def histogram(self, name: str, text: str, limits: Sequence[float], histogram: Histogram) -> Any:
-        """Returns a histogram with these limits. `limits` must rise and be in utils.histogram.LIMITS_S."""
+        """Returns a histogram. `limits`: the bucket limits, a sorted selection of utils.histogram.LIMITS_S."""
         below = histogram.at_most(limits)
         buckets = [(str(limit), float(n)) for limit, n in zip(limits, below, strict=True)]
         family = self._core.HistogramMetricFamily(name, text, labels=self._names)

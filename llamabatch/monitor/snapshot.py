@@ -17,7 +17,7 @@ class Snapshot:
         elapsed_s: seconds since the monitor started.
         stats: figures since the engine started.
         interval_s: seconds since the previous snapshot, or since the monitor started.
-        recent: figures of this interval alone; their histograms have the percentiles of the interval.
+        recent: figures of this interval alone. The histograms of `recent` have the percentiles of the interval.
         machine: CPU, memory, power and GPUs in this interval.
     """
 
@@ -30,17 +30,17 @@ class Snapshot:
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Sampled tokens per second of the interval."""
+        """The number of sampled tokens, divided by the seconds of the interval."""
         return self._rate(self.recent.generated_tokens)
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens of admitted prompts and of embedded texts, per second of the interval."""
+        """The number of tokens in admitted prompts and embedded texts, divided by the seconds of the interval."""
         return self._rate(self.recent.prompt_tokens + self.recent.embed_tokens)
 
     @property
     def requests_per_s(self) -> float:
-        """Ended requests per second of the interval, including errors and aborts."""
+        """The number of ended requests, including errors and aborts, divided by the seconds of the interval."""
         return self._rate(self.recent.ok + self.recent.errors + self.recent.aborted)
 
     def _rate(self, count: int) -> float:

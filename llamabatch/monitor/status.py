@@ -25,14 +25,14 @@ from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
 WINDOW_S = 30.0  # seconds over which `top` shows rates and percentiles
-_HISTORY = 60  # the most points in the curve of speeds
+_HISTORY = 60  # maximum number of points in the curve of speeds
 _VERSION = 1
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """Returns the folder of this machine's status files. Machines may share a home, so each has its own folder."""
+    """Returns the folder of this machine's status files. Machines may share a home, so each machine has a folder."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 
@@ -42,7 +42,7 @@ class Status:
 
     Attributes:
         pid: id of the process.
-        created_s: start of the process, seconds since 1970. A later process with the same id has another start.
+        created_s: start of the process, seconds since 1970. A later process with the same id has another value.
         written_s: time of writing, seconds since 1970.
         every_s: seconds between two writes.
         title: name of the engine.
@@ -50,7 +50,7 @@ class Status:
         stats: figures since the engine started.
         recent: figures of the last window_s seconds.
         window_s: seconds that `recent` covers.
-        speeds: generated tokens per second of each snapshot, the latest last.
+        speeds: generated tokens per second, one value for each snapshot, the latest last.
         machine: as in Snapshot.
         job: progress of the job, if there is one: rows, total, left_s, errors.
     """
@@ -98,7 +98,7 @@ class Status:
 
 
 class StatusFile:
-    """The status file of one monitor. Readers always find a complete file. Only its owner can read it.
+    """The status file of one monitor. Readers always find a complete file. Only the owner can read the file.
 
     Args:
         title, every_s, job: as for Monitor.
@@ -114,7 +114,7 @@ class StatusFile:
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the file from a snapshot. Only logs an OSError, because it must not disturb a job."""
+        """Writes the file from a snapshot. Only logs an OSError, because this error must not disturb a job."""
         try:
             self._write(snapshot)
         except OSError as error:
@@ -163,13 +163,13 @@ def read(path: Path) -> Status:
 
 
 def running() -> list[Status]:
-    """Returns the status of each monitor whose process runs, the oldest process first, and deletes stale files."""
+    """Returns the status of each monitor whose process runs, the oldest process first. Deletes stale files."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
             status = read(path)
         except InputError:
-            continue  # the file is deleted, or another release has written it
+            continue  # the file was deleted, or another release has written the file
         if status.is_running:
             found.append(status)
         else:

@@ -1,4 +1,4 @@
-"""`llamabatch top`: shows the status of running jobs as plain figures, or draws it in a terminal."""
+"""`llamabatch top`: shows the status of running jobs as plain figures, or as panels in a terminal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from llamabatch.utils.paths import absolute
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
-_LEAST_WIDTH = 60  # columns of the terminal that a panel with bars needs
-_SILENT_S = 3.0  # a job counts as silent this many seconds after its next write was due
+_LEAST_WIDTH = 60  # minimum number of terminal columns for a panel with bars
+_SILENT_S = 3.0  # seconds that a write may be late before the job counts as silent
 
 
 def find(what: str | None) -> list[Status]:
@@ -48,7 +48,7 @@ def find(what: str | None) -> list[Status]:
 
 def figures(status: Status) -> dict[str, Any]:
     """Returns the figures of a status as plain values for JSON, with times in seconds. Rates and percentiles cover the
-    last `window_s` seconds. If this window has no durations, percentiles cover the time since the engine started."""
+    last `window_s` seconds. If this window has no times, percentiles cover the time since the engine started."""
     stats, recent, machine = status.stats, status.recent, status.machine
     ended = recent.ok + recent.errors + recent.aborted
     return {
@@ -80,7 +80,7 @@ def _rate(status: Status, count: int) -> float:
 
 
 def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
-    """Returns the percentiles of `recent` by name, or of `whole` if `recent` is empty; None if both are empty."""
+    """Returns the percentiles of `recent` by name; those of `whole` if `recent` is empty; None if both are empty."""
     histogram = recent if recent.count else whole
     values = {f"p{percent}": histogram.percentile(percent) for percent in (50, 95, 99)}
     return {name: value for name, value in values.items() if value is not None} or None
@@ -92,7 +92,7 @@ def draw(statuses: Sequence[Status]) -> RenderableType:
 
 
 class _Drawn:
-    """A panel of one status. A narrow panel has no bars."""
+    """A panel that shows one status. A narrow panel has no bars."""
 
     def __init__(self, status: Status) -> None:
         self._status = status

@@ -1,4 +1,4 @@
-"""Makes the package `llamabatch_llama`: the Python files of llama-cpp-python as `_binding`, beside our libraries.
+"""Makes the package `llamabatch_llama`: the Python files of llama-cpp-python as `_binding`, and our libraries in `lib`.
 
     llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
@@ -42,7 +42,7 @@ __version__ = "{version}"
 
 
 def require_packages() -> None:
-    """Raises SetupFailure if this Python lacks a package that the binding imports. For use before compiling."""
+    """Raises SetupFailure if this Python lacks a package for the binding's imports. For use before compiling."""
     missing = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(name.replace("_", "-") for name in missing)
@@ -57,7 +57,7 @@ def make_package(tree: Path, folder: Path, version: str, marker: str, prefix: st
         folder: the folder of the package, named `llamabatch_llama`. It must not exist.
         version: the version of the package.
         marker: text of the marker, from `Plan.marker()`.
-        prefix: prefix of the names of the libraries, as in libllamabatch-llama.so; "" for llama-cpp-python's own names.
+        prefix: first part of the libraries' names, as in libllamabatch-llama.so; "" for llama-cpp-python's own names.
 
     Returns:
         The `lib` folder for the libraries.
@@ -215,7 +215,8 @@ def prove(folder: Path, python: str = sys.executable) -> Path:
     """Imports the package at `folder` in a separate process. Returns the path of the libllama that was loaded.
 
     Raises:
-        SetupFailure: the package does not load, or it imports something named `llama_cpp` or files from another place.
+        SetupFailure: the package does not load, imports something named `llama_cpp`, or imports files from another
+            place.
     """
     place = str(folder.resolve().parent)
     command = [python, "-c", _PROOF, place]

@@ -48,9 +48,9 @@ class Kept:
     Attributes:
         key: the name of its folder.
         package: the folder of the package llamabatch_llama.
-        release: the release of llamabatch that made it; "" if its marker cannot be read.
+        release: the release of llamabatch that made the build; "" if the build's marker cannot be read.
         size: bytes of its files.
-        made: the time when it was made or last requested again, in seconds since 1970.
+        made: the time when the build was made or last requested again, in seconds since 1970.
     """
 
     key: str
@@ -110,7 +110,7 @@ def kept() -> list[Kept]:
 
 
 def remove(key: str) -> Path:
-    """Removes a build by its key, or by a beginning that only one key has. Returns its folder.
+    """Removes the build with this key. A unique beginning of the key is enough. Returns the build's folder.
 
     Raises:
         SetupFailure: no build has this key, or several keys begin with it.
@@ -137,7 +137,7 @@ def _folders() -> list[Path]:
 
 
 def _remove_unfinished(home: Path, plan: Plan) -> None:
-    """Removes the remains of stopped builds of other plans. The caller holds the lock, so no process uses them."""
+    """Removes the unfinished builds of other plans. The caller holds the lock, so no process uses these builds."""
     for folder in home.glob(f"{_UNFINISHED}*"):
         if folder != _place(home, plan):
             shutil.rmtree(folder, ignore_errors=True)
@@ -241,7 +241,7 @@ def _prove(package: Path) -> None:
 
 
 def _tree(place: Path, log: Path, python: str) -> Path:
-    """Returns the patched source in `place`. Keeps an earlier source, because cmake would compile new files again."""
+    """Returns the patched source in `place`. Reuses an earlier source, because cmake would compile new files again."""
     stamp = place / "patched"
     if stamp.is_file():
         return Path(stamp.read_text(encoding="utf-8"))
@@ -252,8 +252,7 @@ def _tree(place: Path, log: Path, python: str) -> Path:
 
 
 def marker(plan: Plan, release: str) -> str:
-    """Returns the JSON that a package keeps about its build: the plan, the release, and the instruction sets that a CPU
-    must have."""
+    """Returns JSON about the build of a package: the plan, the release, and the required instruction sets."""
     facts = json.loads(plan.marker())
     facts |= {
         "release": release,

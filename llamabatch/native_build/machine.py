@@ -38,7 +38,7 @@ _VULKAN_CURE = (
 _ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
 _NO_COMPILER = f"No C++ compiler was found: install one ({COMPILER_CURE}), or name yours with CXX, and run it again."
 
-# Maps compilers' macros to Linux's names, for the instruction sets that ggml has code for.
+# Keys: macros of compilers. Values: Linux's names of the same instruction sets. ggml has code for each of these.
 _INSTRUCTION_SETS = {
     "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c",
     "__BMI2__": "bmi2", "__AVXVNNI__": "avx_vnni", "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw",
@@ -100,7 +100,7 @@ def make_plan(
 
 
 def cpu_flags(macros: str) -> tuple[str, ...]:
-    """Returns the instruction sets that a compiler's macros announce and ggml has code for, in Linux's names."""
+    """Returns instruction sets by Linux's names: those in the compiler's macros, as far as ggml has code for them."""
     found = set(re.findall(r"^#define (\w+) ", macros, flags=re.MULTILINE))
     return tuple(sorted(name for macro, name in _INSTRUCTION_SETS.items() if macro in found))
 
@@ -113,7 +113,7 @@ def default_backend() -> str:
 
 
 def _compiler() -> tuple[str, str]:
-    """Returns the compiler's version line, and all macros that it sets for this CPU (they name instruction sets)."""
+    """Returns the compiler's version line, and all its macros for this CPU (they name instruction sets)."""
     command = sampler_library.find_compiler()
     version = _output([*command, "--version"]) if command else None
     if version is None:
@@ -158,7 +158,7 @@ def require_vulkan() -> None:
 
 
 def _vulkan_places() -> list[Path]:
-    """Returns folders with `bin`, `include` and `lib` that CMake searches in addition to the system's."""
+    """Returns folders with `bin`, `include` and `lib`. CMake searches them in addition to the system's folders."""
     named = (os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep))
     return [Path(place) for place in named if place]
 
@@ -196,9 +196,9 @@ def _has_nvidia_gpu() -> bool:
 def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     """Returns the flag with the GPU architectures of a CUDA build.
 
-    These are the architectures in CUDAARCHS, or those of this machine's GPUs (which saves most of the compile time), or
-    else all current architectures. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as
-    in the build of a container.
+    These are the architectures in CUDAARCHS. If CUDAARCHS is not set, they are the architectures of this machine's
+    GPUs, which saves most of the compile time. If no GPU is visible, they are all current architectures. Without the
+    flag, ggml asks CMake for "native", which fails if no GPU is visible, as in the build of a container.
 
     Args:
         nvcc: the last line of `nvcc --version`.
@@ -221,7 +221,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
 
 
 def _all_cuda_architectures(nvcc: str) -> tuple[str, ...]:
-    """Returns the architectures of ggml's builds for any machine, by nvcc's version (ggml-cuda/CMakeLists.txt)."""
+    """Returns the architectures of a build for any machine, as in ggml-cuda/CMakeLists.txt. nvcc's version decides."""
     match = re.search(r"(?:cuda_|release )(\d+)\.(\d+)", nvcc)
     version = (int(match[1]), int(match[2])) if match else (12, 0)
     chosen = ["75-virtual", "80-virtual", "86-real"]

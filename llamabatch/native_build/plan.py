@@ -24,9 +24,10 @@ class Plan:
     """Everything that determines the contents of a build.
 
     Attributes:
-        patches, kernels: the hash of each file, by name.
+        patches: the hash of each patch, by the name of its file.
+        kernels: the hash of each kernel, by the name of its file.
         cpu: hash of the compiler's macros for the CPU. In a portable build, hash of the kind of CPU.
-        cpu_flags: the instruction sets that a CPU must have, in Linux's names; not in the key, as `cpu` covers them.
+        cpu_flags: Linux's names of the required instruction sets of the CPU. Not in the key, since `cpu` covers them.
     """
 
     backend: str

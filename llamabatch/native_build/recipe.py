@@ -1,7 +1,7 @@
 """The recipe for all builds of llama.cpp: CMake on the patched source, and the resulting libraries.
 
 `llamabatch build`, `make setup`, `make wheels` and the benchmark programs all build with `compile_tree`. Their builds
-differ in flags, targets and the compiler of the environment.
+differ in flags, in targets and in the compiler, which the environment names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llamabatch.native_build.plan import jobs
 from llamabatch.native_build.tools import Display, SetupFailure, explain, run_logged
 
 PREFIX = "llamabatch-"
-"""The prefix that own_names.cmake gives to the names of the libraries of the package llamabatch_llama."""
+"""own_names.cmake gives this prefix to the libraries of the package llamabatch_llama."""
 OWN_NAMES = source.PATCH_FOLDER / "own_names.cmake"
 
 LIBRARIES = ("llama", "mtmd")
@@ -42,7 +42,7 @@ _SUFFIXES = (".so", ".dylib", ".dll")
 
 
 def names_flags(prefix: str = PREFIX) -> tuple[str, ...]:
-    """Returns flags that make each library a single file, named with `prefix` and without a version."""
+    """Returns CMake flags. With these flags each library is a single file, whose name has `prefix` and no version."""
     return (f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={OWN_NAMES}", f"-DLLAMABATCH_PREFIX={prefix}")
 
 

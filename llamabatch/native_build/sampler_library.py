@@ -21,8 +21,8 @@ from llamabatch.native_build.source import PATCH_FOLDER
 
 SOURCE = PATCH_FOLDER / "sampler" / "sampler.cpp"
 LIBRARY = "libllamabatch.dylib" if sys.platform == "darwin" else "libllamabatch.so"
-# Contraction is off so that the sampler gives the same bits as numpy. The last two flags change no result, but allow
-# the compiler to vectorise comparisons.
+# Contraction of a * b + c is off so that the sampler gives the same bits as numpy. The last two flags change no result,
+# but allow the compiler to vectorise comparisons.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
@@ -42,7 +42,7 @@ def platform_tag() -> str:
 
 
 def compile_library(library: Path) -> str:
-    """Removes `library` and compiles it again. Returns the reason of a failure, or ""."""
+    """Removes the file `library` and compiles it again. Returns the reason for a failure, or ""."""
     library.unlink(missing_ok=True)  # a library of an older source would be worse than none
     compiler = find_compiler()
     if not compiler:
@@ -67,7 +67,8 @@ def find_compiler() -> list[str]:
 
 
 def variants() -> Iterator[list[str]]:
-    """Yields sets of flags to try in turn: first with threads and for several instruction sets, last with neither."""
+    """Yields sets of compiler flags to try in turn: first with threads and several instruction sets, last with
+    neither."""
     clones = [["-DLB_CLONES"], []] if sys.platform == "linux" and platform.machine() == "x86_64" else [[]]
     for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
         for clone in clones:
@@ -75,7 +76,7 @@ def variants() -> Iterator[list[str]]:
 
 
 def attempt(command: list[str], made: Path) -> str:
-    """Compiles and loads `made`. Returns the error message, or ""."""
+    """Compiles a library to the file `made`, and loads it to try it. Returns the error message, or ""."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=300)
         if done.returncode:

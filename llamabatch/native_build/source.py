@@ -72,7 +72,7 @@ KERNELS = {
     "repack-wide.h": _CPU,
     "unicode-regex.h": _LLAMA_CPP / "src",
 }
-"""The file name of each kernel and its target folder in the source package."""
+"""File name of each kernel, and the folder of the source package that the kernel is copied to."""
 
 
 def sha256_of(path: Path) -> str:
@@ -84,7 +84,7 @@ def sha256_of(path: Path) -> str:
 
 
 def patches(folder: Path = PATCH_FOLDER) -> list[Path]:
-    """Returns the patches in the order of their numbers, in which they are applied."""
+    """Returns the patches in the order of their numbers. They are applied in this order."""
     return sorted(folder.glob("[0-9][0-9][0-9][0-9]-*.patch"))
 
 
@@ -179,7 +179,8 @@ def unpack(package: Path, folder: Path) -> Path:
 
 
 def apply(patch: Path, source: Path) -> None:
-    """Applies one patch completely or not at all. Raises SetupFailure with the patch's header if it does not fit."""
+    """Applies one patch completely or not at all. Raises SetupFailure with the patch's header if the patch does not
+    fit."""
     before = {name: _digest_or_none(source / name) for name in _changed_files(patch)}
     command, environment = _patch_command(patch, source)
     result = subprocess.run(
@@ -212,7 +213,7 @@ def require_patch_tool() -> None:
 def _patch_command(patch: Path, source: Path) -> tuple[list[str], dict[str, str]]:
     """Returns the command and its environment: `git apply`, or `patch` if git is missing."""
     if git := shutil.which("git"):
-        # Inside a repository git silently skips files, so it must not find a repository above the source.
+        # `git apply` silently skips files if the source lies in a repository. So git must not look above the source.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         return [git, "apply", "--whitespace=nowarn", str(patch)], {
             **kept,

@@ -64,7 +64,7 @@ def require_space(folder: Path, gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on `path`. The system releases the lock when the process ends, even by a crash."""
+    """Holds an exclusive lock on `path`. The system releases the lock when the process ends, even after a crash."""
     if sys.platform == "win32":  # without a lock, two parallel builds waste time but do no harm: the last rename wins
         yield
         return
@@ -191,7 +191,7 @@ _SYMPTOMS = (
 
 
 def explain(log: Path, fallback: str) -> str:
-    """Returns why a command failed, if its log has a known error message, or else `fallback`."""
+    """Returns the reason for a command's failure if its log contains a known error message, else `fallback`."""
     with open(log, "rb") as file:
         text = file.read().decode("utf-8", "replace").rpartition("\n$ ")[2]
     for pattern, words in _SYMPTOMS:

@@ -1,3 +1,3 @@
-"""Memory and settings: the machine, the memory that a model needs, the values of "auto", tuned profiles. Imports
+"""Memory and settings: the machine, the memory needed by a model, the values of "auto", tuned profiles. Imports
 `config` and the packages below it.
 """

@@ -1,19 +1,19 @@
-"""Chooses the build of llama.cpp that this process uses: the first in a fixed order that works.
+"""Chooses the build of llama.cpp for this process: the first in a fixed order that works.
 
 A build is a package with a binding and its libraries. The package is llama-cpp-python's `llama_cpp`, or
 `llamabatch_llama`; both can be installed side by side. This module imports neither.
 
 The order:
-    1. the build that the environment names: by LLAMABATCH_LLAMA (the folder of such a package) or LLAMA_CPP_LIB_PATH
-       (a folder of libraries for the installed llama-cpp-python). It is used or refused, never passed over.
-    2. a llama_cpp that this process has imported.
-    3. the builds of `llamabatch build` with this release's patches that suit this CPU, the newest first.
+    1. the named build, given by LLAMABATCH_LLAMA (the folder of such a package) or LLAMA_CPP_LIB_PATH (a folder of
+       libraries for the installed llama-cpp-python). It is used or refused, never passed over.
+    2. a llama_cpp already imported by this process.
+    3. builds made by `llamabatch build`, the newest first. They must suit this CPU and have this release's patches.
     4. an installed llama_cpp that offloads to a GPU.
     5. the installed llamabatch_llama.
     6. an installed llama_cpp for CPUs.
 
-A process cannot unload the libraries of a build that does not work. So a child process tries each build first,
-and its verdict is kept on disk. A named build, an imported build and the last usable build are not tried.
+A process cannot unload the libraries of a build that does not work. So a child process tries each build first, and the
+verdict is kept on disk. A named build, an imported build, and the last remaining build are not tried.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Build:
 
     @property
     def marker(self) -> Mapping[str, Any] | None:
-        """The patches, flags and compiler of a build that llamabatch made; None for any other build."""
+        """The patches, flags and compiler of a build made by llamabatch; None for any other build."""
         return read_marker(self.libraries)
 
     def describe(self) -> str:
@@ -130,7 +130,7 @@ class Choice:
 
 _lock = threading.RLock()
 _choice: Choice | None = None
-_rejected: dict[Path, str] = {}  # folder of a build that this process failed to load -> reason
+_rejected: dict[Path, str] = {}  # reasons why this process failed to load builds, by folder
 
 
 @in_forks
@@ -146,7 +146,7 @@ def choose() -> Choice:
     On a new machine this first call may take seconds if there are several builds.
 
     Raises:
-        SetupError: no build works, or the build that the environment names does not exist.
+        SetupError: no build works, or the build given by environment variables does not exist.
     """
     global _choice
     with _lock:
@@ -173,7 +173,7 @@ def reject(build: Build, reason: str) -> None:
     """Rejects a build that could not be loaded, so that choose() returns the next one.
 
     Raises:
-        SetupError: the environment names the build; or no other build works (the message gives all reasons).
+        SetupError: environment variables gave this build; or no other build works (the message gives all reasons).
     """
     global _choice
     with _lock:
@@ -185,8 +185,8 @@ def reject(build: Build, reason: str) -> None:
 
 
 def for_children() -> dict[str, str]:
-    """Returns environment variables that give a child program the same choice. Empty if no build works; the child then
-    reports the error."""
+    """Returns environment variables that make a child program choose the same build. If no build works, there are no
+    variables, and the child reports the error."""
     try:
         build = choose().build
     except SetupError:
@@ -197,7 +197,7 @@ def for_children() -> dict[str, str]:
 
 
 def read_marker(libraries: Path) -> Mapping[str, Any] | None:
-    """Reads the marker beside the libraries, or in the package around a `lib` folder; None if there is none."""
+    """Returns the contents of the marker file next to the libraries or next to their `lib` folder; None without one."""
     for place in (libraries, libraries.parent) if libraries.name == "lib" else (libraries,):
         try:
             marker = json.loads((place / MARKER).read_text(encoding="utf-8"))
@@ -235,7 +235,7 @@ def _install() -> str:
 
 
 def _named() -> Build | None:
-    """Returns the build that the environment names; None if it names none. Raises SetupError if it does not exist."""
+    """Returns the build given by environment variables; None if none is set. Raises SetupError for a missing build."""
     ours, libraries = os.environ.get(VARIABLE), os.environ.get(LIBRARIES_VARIABLE)
     if ours and libraries:
         raise SetupError(
@@ -270,7 +270,9 @@ _at_first: dict[tuple[str, str], Path] = {}
 
 
 def _resolved(variable: str, value: str) -> Path:
-    """Returns the absolute path of a variable's value, resolved at its first use, so that os.chdir changes nothing."""
+    """Returns the value of a variable as an absolute path. The first call decides, so that a later os.chdir changes
+    nothing.
+    """
     return _at_first.setdefault((variable, value), Path(paths.absolute(value)))
 
 
@@ -282,7 +284,8 @@ def _package_in(folder: Path) -> Path | None:
 
 
 def _in_order() -> Iterator[tuple[Build, str]]:
-    """Yields all builds except a named one, in order, each with the reason why it cannot be used, or ""."""
+    """Yields all builds in order, except one given by an environment variable. Each comes with the reason why it cannot
+    be used, or ""."""
     imported = _imported()
     if imported is not None:
         yield imported, ""
@@ -302,7 +305,7 @@ def _in_order() -> Iterator[tuple[Build, str]]:
 
 
 def _imported() -> Build | None:
-    """Returns the llama_cpp that this process has imported; None if there is none, or its import is not complete."""
+    """Returns the llama_cpp imported by this process; None if there is none, or its import is not complete."""
     folder = _imported_folder()
     library = getattr(getattr(sys.modules.get(FOREIGN), FOREIGN, None), "_lib", None)
     name = getattr(library, "_name", None)
@@ -333,7 +336,7 @@ def installed(package: str) -> Path | None:
 
 
 def builds_folder() -> Path:
-    """Returns the folder of the builds of `llamabatch build`, each in KEY/llamabatch_llama."""
+    """Returns the folder for builds made by `llamabatch build`. Each build lies in KEY/llamabatch_llama."""
     return paths.cache_dir() / "builds"
 
 
@@ -363,7 +366,7 @@ def _unfit(marker: Mapping[str, Any] | None) -> str:
 
 
 def of_another_release(marker: Mapping[str, Any]) -> str:
-    """Returns the first part of a build that differs from this release: "patches", "kernels", or "" for none."""
+    """Returns "patches" or "kernels" if a build has other patches or kernels than this release, else ""."""
     if marker.get("patches") != _hashes(patch_source.patches()):
         return "patches"
     return "kernels" if marker.get("kernels") != _hashes(patch_source.kernels()) else ""
@@ -374,8 +377,8 @@ def _hashes(files: list[Path]) -> dict[str, str]:
 
 
 def gpu_backend(build: Build) -> str | None:
-    """Returns the backend of a build for devices other than the CPU; None for a CPU build. Reads the marker, or else
-    the file names of the libraries."""
+    """Returns the backend of a build for devices other than the CPU; None for a CPU build. Reads the marker file. If it
+    names no such backend, looks at the file names of the libraries."""
     marker = build.marker
     if marker is not None and marker.get("backend") in {*_GPU_BACKENDS, "rpc"}:
         return str(marker["backend"])
@@ -392,7 +395,7 @@ def _offloads(build: Build) -> bool:
 
 def _problem(build: Build, is_last: bool) -> str:
     """Returns the reason why a build does not work in a child process; "" if it works, or needs no trial."""
-    if is_last or build.origin is Origin.IMPORTED:  # no later build can be used, or this one is loaded
+    if is_last or build.origin is Origin.IMPORTED:  # no other build is left, or this process has loaded this one
         return ""
     key = _key(build)
     kept = disk_cache.read(_VERDICTS, key)
@@ -405,7 +408,7 @@ def _problem(build: Build, is_last: bool) -> str:
 
 
 def _tried(build: Build) -> tuple[str, bool]:
-    """Returns the reason why a child process cannot load a build ("": none), and True if the verdict may be kept."""
+    """Returns the reason why a child process cannot load a build, or "", and True if the verdict may be kept."""
     if not sys.executable:
         return "", False
     try:

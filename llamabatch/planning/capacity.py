@@ -1,4 +1,4 @@
-"""Chooses the values of "auto" from the memory that a model needs and a machine has. Pure Python, without I/O."""
+"""Chooses the values of "auto" from the needs of a model and the memory of a machine. Pure Python, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamabatch.planning.plan import Plan, check_fits, planned
 from llamabatch.planning.profile import Profile
 from llamabatch.utils.checks import counted
 
-_MOST_ENGINES = 4  # the most engines in one process: each needs the GIL for about a tenth of its time
+_MOST_ENGINES = 4  # maximum number of engines in one process: each needs the GIL for about a tenth of its time
 _SMALL_MODEL = 64 * MIB
 _FLOATS = ("f32", "f16", "bf16")
 _CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends that are compiled from ggml's CUDA source
@@ -32,11 +32,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """Turns "auto" into values: from the profile where there is one, else by rule.
 
     Raises:
-        ConfigError: n_ctx is above the context that the model was trained for, and above the reach of its scaled
-            rotary embedding; pooling is "rank" without a classification head; tensor_split is given, but
-            "multi-instance" has a GPU for each engine; flash attention on CUDA has no kernel for these options;
-            device_sampling is "on" with a small vocabulary; kv_cells is below n_ctx; batch_invariant is True, but
-            logits depend on the other rows of a pass.
+        ConfigError: n_ctx is above the trained context of the model, and above the reach of its scaled rotary
+            embedding; pooling is "rank" without a classification head; tensor_split is given, but "multi-instance" puts
+            each engine on one GPU; flash attention on CUDA has no kernel for these options; device_sampling is "on"
+            with a small vocabulary; kv_cells is below n_ctx; batch_invariant is True, but logits depend on the other
+            rows of a pass.
         MemoryPlanError: the engines do not fit in the free memory; the message shows the sum.
     """
     config = config.requested()
@@ -116,7 +116,7 @@ def _placement(
 
 
 def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> EngineConfig:
-    """Returns `config` with kv and flash_attn set to the values that batch_invariant needs, where they are "auto"."""
+    """Returns `config` with kv and flash_attn set as batch_invariant needs them, if they are "auto"."""
     if config.kv == "auto" and config.kv_cells == "auto":
         config = replace(config, kv="split")
         reasons["kv"] = "batch_invariant: a sequence's keys lie side by side"
@@ -127,8 +127,9 @@ def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, 
 
 
 def _equal_bits(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str:
-    """Returns the plan's line on equal bits. Bits are equal if a row has the same logits whatever rows are computed
-    beside it. Raises ConfigError if batch_invariant is True and bits are not equal."""
+    """Returns the line of the plan that says if bits are equal, that is, if a row's logits have the same bits with any
+    other rows in the pass. Raises ConfigError if batch_invariant is True and bits are not equal.
+    """
     why_not = dependence(facts, config, machine)
     if why_not is None:
         return "equal bits: yes, a row's logits are the same bits whatever is computed beside it"
@@ -174,9 +175,10 @@ def _flash_attn(
     config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
 ) -> str:
     """Returns the value of flash_attn. On CPUs it is "on" with our kernel, which reads each key once. llama.cpp's own
-    kernel reads each key once for every query head, so "on" is faster only for few keys. Measured with that kernel:
-    a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled model reads prompts 1.6 to 2 times as fast with
-    "on", and decodes equally fast."""
+    kernel reads each key once for every query head, so "on" is faster only for few keys. Measured with llama.cpp's
+    kernel: a model of 0.5B is 1.1 to 2 times as fast with "off"; the bundled model reads prompts 1.6 to 2 times as fast
+    with "on", and decodes equally fast.
+    """
     on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
     if on_cuda and config.flash_attn != "off":
         why = _why_not_on_cuda(config, facts)
@@ -231,7 +233,7 @@ def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, 
 
 
 def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:
-    """Returns the reason why flash attention has no kernel on CUDA (ggml-cuda/fattn.cu); "" where it has one."""
+    """Returns the reason why CUDA has no kernel for flash attention (ggml-cuda/fattn.cu); "" if CUDA has one."""
     for name in ("type_k", "type_v"):
         if getattr(config, name) in _NOT_ON_CUDA:
             return f"{name} is {getattr(config, name)!r}, which flash attention on CUDA cannot read"
@@ -262,8 +264,9 @@ def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reaso
 
 def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
     """Returns the number of engines in this process for a small model on a CPU. A step of a small model is a hundred
-    operations of microseconds each, and its threads mostly wait for each other. On the bundled model and 2 cores, 2
-    engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json."""
+    operations of microseconds each, in which the threads mostly wait for each other. On the bundled model and 2 cores,
+    2 engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json.
+    """
     if config.n_threads != "auto" or config.n_threads_batch != "auto" or config.speculate == "draft":
         return 1
     slots = MOST_SLOTS if config.n_slots == "auto" else config.n_slots

@@ -1,9 +1,9 @@
 """Computes the size of the buffer for one pass from llama.cpp's graphs (src/llama-graph.cpp, src/models/*.cpp).
 
-In this buffer ggml-alloc gives two tensors the same bytes if they are not needed at once. A pass is widest in one of
-three places: the attention of a layer, its feed-forward network, or the logits. A layer with a recurrent state adds
-bytes of its own. tests/model/test_graph_buffers.py compares these sizes with the bytes that llama.cpp reserves, for
-all kinds of models.
+In this buffer ggml-alloc gives two tensors the same bytes if they are not needed at the same time. A pass needs the
+most bytes in one of three places: the attention of a layer, its feed-forward network, or the logits. A layer with a
+recurrent state adds bytes of its own. tests/model/test_graph_buffers.py compares these sizes with the bytes that
+llama.cpp reserves, for all kinds of models.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 _F32, _F16 = 4, 2
 _LIVE_EMBEDDINGS = 4  # in a feed-forward network, each token needs this many vectors of n_embd at once
 _WORK = 1.15  # bytes per element of a row that is quantised for a matrix product: Q8_K's 292 / 256
-# From kernels/repack-prompts.h: bytes per element of a converted row; bytes per row for one thread's sums (of 16 strips
-# of weights); the most rows that are computed at once.
+# These numbers come from kernels/repack-prompts.h: the bytes per element of a converted row, the bytes per row for one
+# thread's sums (of 16 strips of weights), and the maximum number of rows that are computed at once.
 _PROMPT_WORK, _PROMPT_SUMS, _PROMPT_ROWS = 4, 1024 + 128, 512
 
 
@@ -25,14 +25,15 @@ class Widths:
     Attributes:
         n_embd, n_vocab: as in the metadata.
         n_head: query heads.
-        queries, keys: elements of Q, and of K and V together.
+        queries: elements of Q.
+        keys: elements of K and V together.
         feed_forward: elements needed at once in a feed-forward network: gate, up and product, in all used experts.
         recurrent: elements needed at once in a layer with a state.
         latent: True if K and V are latent; Q is projected into their space in several steps.
         masks: number of attention masks; 2 if some layers attend over a window.
         values: elements of V alone.
         per_layer: elements of the per-layer embeddings (Gemma 3n and 4), which are kept until the last layer.
-        streams: number of vectors of n_embd that a layer passes on for each token (Gemma 3n: AltUp).
+        streams: number of vectors of n_embd passed on by a layer for each token (Gemma 3n: AltUp).
     """
 
     n_embd: int
@@ -70,12 +71,12 @@ def graph_bytes(
         n_cells: cells to which a token can attend; 0 without attention.
         n_outputs: rows of logits.
         flash: flash attention is on. It stores no scores.
-        state_bytes: size of all states of one recurrent layer, which a pass gathers.
-        n_snapshots: older states of each sequence that a recurrent layer writes.
+        state_bytes: bytes of the states of all sequences in one recurrent layer. A pass gathers these states.
+        n_snapshots: number of older states that a recurrent layer writes for each sequence.
         n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows enter it.
         follows: the first layer is on another device; otherwise the input embeddings stay until the end.
         apart: the inputs of the pass lie in several copies; this function counts one of them.
-        one_layer: the device has one layer, so that the mask is free after its attention.
+        one_layer: the device has a single layer. The bytes of the mask are then free after the attention of this layer.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     steps = 2 if not widths.latent else 5 if flash else 9
@@ -97,30 +98,30 @@ def graph_bytes(
     return kept + max(_F32 * max(begins, mixes, attends, feeds, ends), _F32 * keeps + (2 + n_snapshots) * state_bytes)
 
 
-PIPELINE_COPIES = 4  # copies of the inputs if passes over several GPUs overlap: GGML_SCHED_MAX_COPIES
+PIPELINE_COPIES = 4  # copies of the inputs with pipeline parallelism over GPUs: GGML_SCHED_MAX_COPIES
 
 
 def input_bytes(widths: Widths, n_tokens: int, n_cells: int, flash: bool) -> int:
-    """Returns the bytes of the inputs that the CPU sends to GPUs in a pass. The inputs are the mask, the embeddings
-    and, without flash attention, the indices for the cells of a transposed V."""
+    """Returns the bytes of the inputs sent by the CPU to GPUs in a pass. The inputs are the mask, the embeddings and,
+    without flash attention, the indices for the cells of a transposed V."""
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     columns = 0 if flash or not n_cells else n_tokens * widths.values * 8
     return mask + embedding_bytes(widths, n_tokens) + columns
 
 
 def embedding_bytes(widths: Widths, n_tokens: int) -> int:
-    """Returns the bytes of the token embeddings of a pass, which the CPU looks up."""
+    """Returns the bytes of the token embeddings of a pass. The CPU looks them up."""
     return n_tokens * widths.n_embd * _F32
 
 
 def output_bytes(widths: Widths, n_outputs: int) -> int:
-    """Returns the bytes of the buffer of a GPU that makes the logits and has no layer."""
+    """Returns the buffer size, in bytes, of a GPU that makes the logits and has no layer."""
     return n_outputs * (widths.n_vocab + widths.n_embd) * _F32
 
 
 def work_bytes(widths: Widths, n_tokens: int, prompt_threads: int = 0) -> int:
-    """Returns the bytes of ggml's working memory beside the buffer of graph_bytes. ggml stores the rows of a
-    matrix product there, quantised as the type of the weights needs.
+    """Returns the bytes of ggml's working memory, which is not in the buffer of graph_bytes. ggml stores the rows of a
+    matrix product there, quantised to the type needed by the weights.
 
     Args:
         prompt_threads: threads of a pass with the kernels for prompts (native_patches/0020); 0: no such kernels are

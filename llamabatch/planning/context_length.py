@@ -12,8 +12,8 @@ from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
 from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
-_FITTED_CTX = 32_768  # the most that n_ctx="fit" chooses: an agent's first request has 10,000 to 20,000 tokens
-_FITTED_SHARE = 8  # n_ctx="fit" must leave room for an eighth of the most slots
+_FITTED_CTX = 32_768  # maximum for n_ctx="fit": an agent's first request has 10,000 to 20,000 tokens
+_FITTED_SHARE = 8  # n_ctx="fit" must leave room for an eighth of the maximum number of slots
 
 
 def n_ctx_of(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:
@@ -39,7 +39,7 @@ def n_ctx_of(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -
 
 
 def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
-    """Returns the upper bound of an n_ctx that is not given, and its source: "trained" or "scaled"."""
+    """Returns the upper bound for n_ctx if none is given, and the source of this bound: "trained" or "scaled"."""
     is_scaled = config.rope_freq_scale is not None and facts.n_ctx_most > facts.n_ctx_train
     # rope_freq_base allows any n_ctx, so it gives no default.
     n_ctx = facts.n_ctx_most if is_scaled and config.rope_freq_base is None else facts.n_ctx_train
@@ -49,9 +49,10 @@ def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
 def fitted_ctx(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Returns the value of n_ctx="fit": 4096, doubled while all slots fit in half of the free memory. If n_slots is not
-    given, an eighth of the most slots must fit. The result is at most _FITTED_CTX and the context that the model was
-    trained for. A model that pools texts gets at most 4096, since one pass computes a whole text."""
+    """Returns the value of n_ctx="fit": 4096, doubled as long as all slots fit in half of the free memory. If n_slots
+    is not given, an eighth of the maximum number of slots must fit. The result is at most _FITTED_CTX and the trained
+    context of the model. A model that pools texts gets at most 4096, since one pass computes a whole text.
+    """
     trained, source = _usual_ctx(config, facts)
     most = min(trained, _FITTED_CTX, config.kv_cells if isinstance(config.kv_cells, int) else _FITTED_CTX)
     n_ctx = one_slot.n_ctx
@@ -79,7 +80,7 @@ def fitted_ctx(
 
 
 def scaled_ctx(config: EngineConfig, facts: ModelFacts) -> int:
-    """Returns the number of tokens that the options for the rotary embedding allow; 0 without such options.
+    """Returns the number of tokens allowed by the options for the rotary embedding; 0 without such options.
 
     rope_freq_scale=1/4 puts 4 positions into the space of 1. rope_freq_base has no bound, so it gives MAX_CTX.
     """

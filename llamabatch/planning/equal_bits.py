@@ -1,4 +1,4 @@
-"""Equal bits: finds the reason, if any, why a row's logits may depend on the other rows of a pass. Pure Python.
+"""Equal bits: finds the reason why a row's logits may depend on the other rows of a pass, if there is one. Pure Python.
 
 docs/equality.md promises equal bits, and benchmarks/equality.py --bits measures them.
 """
@@ -13,23 +13,24 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.weights import multiplied, repacked_by
 
-# The kernel of native_patches/0003 reads these types. For other types, llama.cpp's own kernel chooses one of two
-# orders of sums by the number of rows.
+# The kernel of native_patches/0003 reads these types. Other types have llama.cpp's own kernel. Its order of summing
+# depends on the number of rows.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 # Equal bits need heads with a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other
 # sizes use the kernel of native_patches/0003 only with three or more queries.
 _HEAD_MULTIPLE = 16
-# Without repacking, a weight of one of these types has the same kernel for any number of rows: llamafile's or a dot
-# product.
+# Without repacking, each of these types has one kernel for any number of rows: llamafile's or a dot product.
 _PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
-# From eight rows on, ggml-cpu/tiled sums these types in another order than the dot product that computes fewer rows.
+# For these types, ggml-cpu/tiled computes eight or more rows, and a dot product computes fewer. Their orders of summing
+# differ.
 _TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
-# Repacked type with a separate kernel for a single row -> the CPU feature with which this kernel gives equal bits.
+# Keys: repacked types with a separate kernel for a single row. Values: the CPU feature required for equal bits.
 _ALONE = {"Q2_K": "nothing known", "Q4_K": "avx512", "IQ4_NL": "avx512", "MXFP4": "avx512"}
 
 # These architectures attend over a window, or in chunks, even where their files do not say so.
 _WINDOWS = ("gemma2", "gemma3", "llama4", "exaone4", "plamo3", "smallthinker")
-# Architecture -> its kind of attention, whose order of sums depends on the rows of a pass (llama.cpp's src/models).
+# Keys: architectures whose attention sums in an order that depends on the rows of a pass (llama.cpp's src/models).
+# Values: the kind of attention, for messages.
 _BY_PASS = {
     "minimax-01": "linear attention, which sums the tokens of a pass together",
     "minimax-m3": "attention to chosen blocks, which takes other kernels where each sequence has one row",

@@ -19,15 +19,15 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 MOST_SLOTS = 32
-MOST_SLOTS_ON_GPU = 128  # the most slots if the cells are in GPUs' own memory, where a row costs 1/250 of a pass
-_FEW_SLOTS = 4  # if fewer slots fit, a unified cache serves more requests at once
-# Cells of this many bytes are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
+MOST_SLOTS_ON_GPU = 128  # applies if the cells are in GPUs' own memory; there a row costs 1/250 of a pass
+_FEW_SLOTS = 4  # if fewer slots than this fit, a unified cache is used, because it serves more requests at once
+# Zeroing this many bytes takes at most 0.1 s. Zeroing 1.5 GiB takes 0.6 s, or 0.4 s in new pages.
 _CHEAP_CELLS = 256 * MIB
 _MOST_CACHE_RAM = 8192  # MiB for each engine: the default of llama-server's --cache-ram
 _CACHE_RAM_PART = 4  # cache_ram is at most a quarter of the remaining memory
 _CACHED_SLOTS = 64  # cache_ram has room for at most this many full slots, so that a small model needs little memory
-_SLOTS_OF_SNAPSHOTS = 8  # the number of slots that n_draft_of assumes if n_slots is "auto"
-_SNAPSHOTS_SHARE = 0.125  # the share of the free memory that the states and snapshots of all slots may take
+_SLOTS_OF_SNAPSHOTS = 8  # number of slots assumed by n_draft_of if n_slots is "auto"
+_SNAPSHOTS_SHARE = 0.125  # states and snapshots of all slots may take this share of the free memory
 
 
 def slots_and_cells(
@@ -40,8 +40,9 @@ def slots_and_cells(
 ) -> ResolvedConfig:
     """Returns `one_slot` with the chosen kv, n_slots and kv_cells.
 
-    A split cache is faster: the attention of a sequence reads its own cells only. A unified cache, where any sequence
-    may use any cell, is for options whose split cache does not fit.
+    A split cache is faster, because the attention of a sequence reads only the cells of this sequence. In a unified
+    cache any sequence may use any cell. "auto" chooses a unified cache if too few slots of a split cache fit in the
+    memory.
     """
     n_ctx, instances = one_slot.n_ctx, one_slot.instances
     most = MOST_SLOTS_ON_GPU if is_on_gpus(facts, one_slot, machine) else MOST_SLOTS
@@ -159,8 +160,9 @@ def start_slots_of(
 
 
 def cache_ram_of(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """Returns the MiB for prefixes that are in no slot any more. With more chats than slots, a chat may lose its slot
-    to another chat, and its next turn needs the prefix again."""
+    """Returns the MiB of main memory for prefixes that have lost their slots. With more chats than slots, a chat may
+    lose its slot to another chat. Its next turn needs the prefix again.
+    """
     can_copy = facts.arch not in UNCOPIED and not (facts.has_window and config.kv == "unified")
     if not can_copy or not config.cache_prefix or facts.is_encoder or config.pooling == RANK:
         return 0

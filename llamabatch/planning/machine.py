@@ -1,4 +1,4 @@
-"""Finds the cores and the memory that affinity, cgroups (versions 1 and 2) and rlimits leave to this process."""
+"""Finds the cores and the memory left to this process by affinity, cgroups (versions 1 and 2) and rlimits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llamabatch.utils import system
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-_CAP_IPC_LOCK = 14  # capabilities(7): a process with it may lock any memory
+_CAP_IPC_LOCK = 14  # a process with this capability has no limit of locked memory (capabilities(7))
 KV_PAIRS = frozenset({"f16-f16", "bf16-bf16", "q8_0-q8_0", "q4_0-q4_0"})  # the default of GGML_CUDA_FA_QUANTS
-_NO_LIMIT = 2**60  # cgroups of version 1 write a number of about this size where there is no limit
+_NO_LIMIT = 2**60  # cgroups of version 1 have no value for "no limit": they write a number of about this size
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The cores, memory and GPUs that this process may use, and the features of its llama.cpp.
+    """The cores, memory and GPUs available to this process, and the features of llama.cpp here.
 
     Attributes:
         cores: the smallest of affinity, cgroup quota and number of physical cores.
@@ -156,7 +156,7 @@ def _groups(root: Path, membership: Path) -> Iterator[tuple[Path, str, str, str]
         else:
             continue
         folder = base / name.lstrip("/")
-        if not folder.is_dir():  # In a container the name is the host's, but the mounted root is the container's own.
+        if not folder.is_dir():  # a container sees the host's name of the folder, but mounts only its own
             folder = base
         for each in (folder, *folder.parents):
             if each == base.parent:

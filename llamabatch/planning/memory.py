@@ -21,17 +21,17 @@ TYPE_BYTES = {
 MIB = 2**20
 # The next two constants were measured with CPython 3.11 on Linux, x86-64. tests/long/memory_prediction.py compares
 # plans with more measurements.
-PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, without a model
+PROCESS_BYTES = 51 * MIB  # a process with llamabatch, numpy and llama.cpp's libraries imported, without a model
 ENGINE_BYTES = 9 * MIB  # one engine: a thread with its stack and heap, graphs, batches, llguidance, Python objects
-# Bytes of a cell in use beside K and V. In llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
-# sequences (32), a node in the set of used cells and a node in the set of the sequence's positions (48 each).
-# In Python: the token id (32), and an entry for it in the prompt, the sequence and the kept prefix (8 each).
+# Bytes of a used cell in addition to K and V. In llama-kv-cells.h: position, shift and extent (16), a bit for each of
+# 256 sequences (32), a node in the set of used cells and a node in the set of the sequence's positions (48 each). In
+# Python: the token id (32), and an entry for it in the prompt, the sequence and the kept prefix (8 each).
 _LISTED_BYTES = 144 + 56
 _TOKEN_BYTES = 180  # bytes per token of llama.cpp's vocabulary: texts, ids, merges
-# The virtual memory that a thread reserves: its stack and an arena of glibc's malloc. It counts against RLIMIT_AS only.
+# The virtual memory reserved by a thread: its stack and an arena of glibc's malloc. It counts against RLIMIT_AS only.
 _THREAD_SPACE = (8 + 64) * MIB
-_ARENA_SPACE = 64 * MIB  # virtual memory that malloc needs while it aligns an arena
-_PROCESS_SPACE = 48 * MIB  # libraries that are loaded later, and memory that malloc keeps
+_ARENA_SPACE = 64 * MIB  # virtual memory needed by malloc while it aligns an arena
+_PROCESS_SPACE = 48 * MIB  # libraries that are loaded later, and memory kept by malloc
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class Memory:
         kv_cache: cells and states of all slots. If the context starts with fewer slots, also the cells of the first
             context, since both contexts exist while the context grows.
         compute: buffers of a pass, its logits, the working memory of threads, and the lists of cells and tokens.
-        layout: the KV cache in words, for messages.
+        layout: a description of the KV cache, for messages.
         draft: the memory of the whole draft model, with its cells and buffers.
         copies: weights repacked for this CPU.
         vocabulary: the vocabulary, the adapters, and the engine's own objects.
         projector: weights of the mmproj file, buffers of an encoder pass, and kept pictures.
-        cache_ram: the most memory that saved states of prefixes may take.
-        embeddings: a second context, made when the first text is embedded. It is in `total` only for a model that
-            only embeds, or ranks.
+        cache_ram: the maximum memory for saved states of prefixes.
+        embeddings: a second context, made when the first text is embedded. `total` includes this context only for a
+            model that can only embed or rank.
         reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may free them.
         data: all memory that is not mapped from a file, plus `reserved`.
         reserved: additional address space that is never written.
         loading: the part of the file that is in memory only during the load, in addition to `shared`; not in `total`.
         file: the size of the mapped file. Its address space stays reserved when pages are freed.
-        locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
+        locked: the part locked by use_mlock: from the start of a mapped file to the last tensor that is used in place.
     """
 
     weights: int
@@ -103,17 +103,17 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most main memory of one engine, during the load or afterwards."""
+        """The maximum main memory of one engine, during the load or afterwards."""
         return self.shared + max(self.loading, self.own)
 
     @property
     def shared(self) -> int:
-        """The memory that all engines of a process share."""
+        """The memory shared by all engines of a process."""
         return self.weights + self.copies + self.vocabulary + self.projector
 
     @property
     def own(self) -> int:
-        """The memory that each engine has for itself."""
+        """The memory that is not shared with other engines."""
         return self.kv_cache + self.compute + self.draft + self.cache_ram
 
     def together(self, engines: int, *, children: bool, mapped: bool = True) -> int:
@@ -125,7 +125,7 @@ class Memory:
         return once + engines * (self.total - once + PROCESS_BYTES)
 
     def address_space(self, engines: int, threads: int) -> int:
-        """Returns the virtual memory for RLIMIT_AS, with the whole file and the unused space that threads reserve."""
+        """Returns the virtual memory for RLIMIT_AS, with the whole file and the unused space reserved by threads."""
         shared = self.shared - self.weights + max(self.file, self.weights)
         return shared + engines * (self.own + self.reserved + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
 
@@ -228,10 +228,10 @@ def _attended(config: ResolvedConfig, n_slots: int) -> int:
 
 
 def _kept(layer: Layer, config: ResolvedConfig, n_slots: int, states: int) -> int:
-    """Returns the bytes of a layer's cells, and of `states` states in each slot."""
+    """Returns the bytes kept by a layer: its cells, and `states` states for each slot."""
     is_unified, cells = config.kv == "unified", _attended(config, n_slots)
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
-    if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: cells for the windows and the tokens of a pass
+    if layer.window and not config.swa_full:  # one window per slot and the tokens of a pass (llama-kv-cache-iswa.cpp)
         window = layer.window * (n_slots if is_unified else 1)
         cells = min(cells, padded(window + min(config.n_ubatch, config.n_batch)))
     return int((1 if is_unified else n_slots) * cells * per_cell) + n_slots * states * layer.state_values * 4
@@ -265,7 +265,9 @@ def _draft(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 def _on_gpu(
     number: int, placement: Placement, config: ResolvedConfig, kept: Sequence[int], buffers: GpuBuffers
 ) -> GpuNeed:
-    """Returns the need of one GPU without the draft model. `kept` has the bytes of each layer's cells and states."""
+    """Returns the memory of an engine on one GPU, without the draft model. `kept` has the bytes of the cells and states
+    of each layer.
+    """
     layers, named = placement.layers_of(number), placement.named_bytes(number)
     has_output = placement.devices[-1] == number
     return GpuNeed(

@@ -14,19 +14,19 @@ from llamabatch.gguf.windows import keeps_snapshots, windows
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 
-# These architectures have a state, although their metadata has none of the keys that _state reads.
+# These architectures have a state, although their metadata has none of the keys read by _state.
 _STATES = frozenset({"minimax-01"})
-# Files of these architectures give all layers the same number of KV heads, even recurrent layers. They name the
-# recurrent layers by a list or an interval.
+# Files of these architectures give all layers the same number of KV heads, even recurrent layers. A list or an interval
+# in the file names the recurrent layers.
 _DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
 # In these architectures a layer with a feed-forward network has neither attention nor a state.
 _FEED_FORWARD_APART = frozenset({"nemotron_h", "nemotron_h_moe"})
-MOST_CTX = 4096  # the largest n_ctx that "auto" chooses; also the context length if a model's file names none
+MOST_CTX = 4096  # the largest n_ctx for "auto"; also the context length if a model's file gives none
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The elements that a layer keeps: K and V for each token, and a state for each sequence. `window` is the number of
+    """The elements kept by a layer: K and V for each token, and a state for each sequence. `window` is the number of
     tokens that the layer attends to; 0: all."""
 
     k_values: int
@@ -49,10 +49,10 @@ class ModelFacts:
         layers: k_values, v_values and state_values of each layer; empty where only the sums are known.
         tensors: the tensors of all files; empty where only the size of the file is known.
         parts: number of tensors in each file; empty: there is one file.
-        widths: elements that a pass keeps at once; None: not known.
-        is_encoder: the model reads a text in both directions, and has no next token.
+        widths: elements kept at once in a pass; None: not known.
+        is_encoder: the model reads a text in both directions, and predicts no next token.
         pooling: the default of the model, a name of gguf/pooling.py.
-        names_pooling: the file names a pooling.
+        names_pooling: True if the file declares a pooling.
         has_head: the model has a classification head.
         lacks_dense_layer: the head has no dense layer, unlike BERT's own head.
         features: features for which llama.cpp repacks weights, as in weights.weights; empty: none.
@@ -62,9 +62,9 @@ class ModelFacts:
         drops_copied_pages: as in Machine.
         chat_template: jinja2 source; None: the file has none.
         n_ctx_orig: n_ctx_train before the rotary embedding was scaled; 0 where the file does not name it.
-        n_ctx_scaled: tokens that the options for the rotary embedding allow; 0 without such options.
+        n_ctx_scaled: tokens allowed by the options for the rotary embedding; 0 without such options.
         has_positions: the model looks positions up in a table; llama.cpp aborts for positions beyond the table's end.
-        placed: the tensors that override_tensor, cpu_moe or n_cpu_moe place: name and GPU; None: main memory.
+        placed: (name, GPU) of each tensor placed by override_tensor, cpu_moe or n_cpu_moe; None: main memory.
         arch: llama.cpp's name of the architecture.
         head_sizes: elements of an attention head in K and in V; empty: not known.
     """
@@ -103,7 +103,7 @@ class ModelFacts:
 
     @property
     def n_ctx_most(self) -> int:
-        """The most tokens that a request may use."""
+        """The maximum number of tokens of a request."""
         return max(self.n_ctx_train, self.n_ctx_scaled)
 
     @property
@@ -117,7 +117,7 @@ class ModelFacts:
         return self.widths is not None and self.widths.masks > 1
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Returns the number of older states that a sequence keeps."""
+        """Returns the number of older states kept by a sequence."""
         return config.n_snapshots if self.state_values and keeps_snapshots(self.arch) else 0
 
     @property
@@ -125,7 +125,7 @@ class ModelFacts:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """Returns these facts with the machine's features for weights and cells, also in the facts of the draft model.
+        """Returns these facts, and those of the draft model, with the machine's features for weights and cells.
 
         Args:
             extra_bufts: the value in the config; "off" turns repacking off.
@@ -212,7 +212,7 @@ def _layers(own: Mapping[str, str], architecture: str) -> tuple[Layer, ...]:
     states = [state if 0 not in heads or n == 0 else 0 for n in heads]
     if architecture in _DELTA_NETS:
         recurrent = _recurrent_layers(own, n_layer)
-        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # the last layers guess tokens; a pass omits them
+        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # a pass omits the last layers, which guess tokens
         heads = [n if i < n_main and not recurrent[i] else 0 for i, n in enumerate(heads)]
         states = [state if i < n_main and recurrent[i] else 0 for i in range(n_layer)]
     elif architecture in _FEED_FORWARD_APART:
@@ -266,9 +266,9 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
 
 
 def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_embd: int) -> int:
-    """Returns the elements for each token that are needed at once in the widest feed-forward network."""
+    """Returns the number of elements needed at once for a token in the widest feed-forward network."""
     widest = 0
-    outputs: dict[str, int] = {}  # output widths of the networks' tensors, by their names without the layer
+    outputs: dict[str, int] = {}  # by tensor name without the layer: width of the tensor's output
     for tensor in tensors:
         name = tensor.name.split(".", 2)[-1].removesuffix(".weight")
         if name.startswith(("ffn_up", "ffn_gate", "ffn_down")) and len(tensor.dims) >= 2:
@@ -285,7 +285,9 @@ def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_emb
 
 
 def _state(own: Mapping[str, str], n_embd: int, n_head: int) -> int:
-    """Returns the elements of a recurrent layer's state (llama-hparams.cpp, n_embd_r and n_embd_s); 0 without one."""
+    """Returns the number of elements of a recurrent layer's state (llama-hparams.cpp, n_embd_r and n_embd_s); 0 without
+    a state.
+    """
     wkv = _first(own, "wkv.head_size", 0)
     if wkv:
         return n_embd * (_first(own, "token_shift_count", 2) + wkv)

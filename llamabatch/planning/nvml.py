@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """The name and the memory of one GPU. `free_bytes` counts memory that no process uses."""
+    """The name and the memory of one GPU. `free_bytes` counts unused memory."""
 
     name: str
     free_bytes: int
@@ -42,7 +42,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Returns the devices that CUDA_VISIBLE_DEVICES lists by number or UUID, up to the first unknown one, as CUDA does.
+    """Returns the devices listed by number or UUID in CUDA_VISIBLE_DEVICES, up to the first unknown one, as CUDA does.
     Returns all devices if the variable is not set."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

@@ -27,7 +27,7 @@ def padded(n_cells: int) -> int:
 
 
 class Pass(NamedTuple):
-    """The shape of the largest pass: the first arguments of graph_bytes."""
+    """The shape of the largest pass. The fields are the first arguments of graph_bytes, in order."""
 
     widths: Widths
     n_tokens: int
@@ -45,7 +45,7 @@ class Pass(NamedTuple):
             min(config.n_ubatch, cells * n_slots),
             cells if facts.k_values or facts.v_values else 0,
             config.output_rows(n_slots, facts.n_vocab),
-            config.flash_attn != "off",  # "auto" is on wherever there is a kernel: capacity._flash_attn
+            config.flash_attn != "off",  # "auto" means on where there is a kernel; see capacity._flash_attn
             n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values),
             facts.n_snapshots(config),
         )
@@ -92,9 +92,10 @@ def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Returns the bytes of llama/embedder.py's context for one pass: written bytes, and bytes that are never written.
+    """Returns the bytes of llama/embedder.py's context for one pass, as two counts: written and never written.
 
-    llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has no logits.
+    llama.cpp keeps room for the logits of the whole vocabulary for each token. The graph of an encoder has no logits,
+    so this room is not written.
     """
     n_tokens = padded(min(config.n_ubatch, config.n_batch))
     widths = replace(_widths(facts), n_vocab=0) if facts.is_encoder else _widths(facts)
@@ -107,9 +108,9 @@ def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class GpuBuffers:
-    """The bytes of the buffers of a pass that uses GPUs. tests/devices/test_memory.py compares them with llama.cpp's.
+    """The buffer sizes of a pass that uses GPUs, in bytes. tests/devices/test_memory.py compares them with llama.cpp's.
 
-    The first item of a pair is the size if another device makes the output, the second if this GPU makes it.
+    In a pair, the first item is the size without the output on this GPU. The second is the size with it.
 
     Attributes:
         start: a GPU with the first layer and other layers.
@@ -118,7 +119,7 @@ class GpuBuffers:
         only_first: a GPU with the first layer alone.
         last: a GPU with the last layer alone. Only output rows enter the feed-forward network of that layer.
         output: a GPU with the output alone.
-        on_cpu: the CPU if it has no layer.
+        on_cpu: the buffer of the CPU if no layer is there.
     """
 
     start: tuple[int, int]
@@ -131,7 +132,12 @@ class GpuBuffers:
 
     @classmethod
     def of(cls, facts: ModelFacts, config: ResolvedConfig, cells: int, n_gpus: int, graph: int) -> GpuBuffers:
-        """Returns the buffers for these options. `graph`: bytes of the whole pass; `cells`: as in Pass.of."""
+        """Returns the buffers for these options.
+
+        Args:
+            cells: as in Pass.of.
+            graph: bytes of the whole pass.
+        """
         shape = Pass.of(facts, config, config.n_slots, cells)
         widths, n_tokens = shape.widths, shape.n_tokens
         rows = min(n_tokens, shape.n_outputs)
@@ -141,7 +147,7 @@ class GpuBuffers:
         entering = -embedded if copies == 1 else (copies - 1) * inputs
 
         def both(n_fed: int | None = None, *, follows: bool = False, one_layer: bool = False) -> tuple[int, int]:
-            """Returns the bytes if another device makes the output, and the bytes if this GPU makes it."""
+            """Returns two buffer sizes in bytes: the first without the output on this GPU, the second with it."""
             without, with_it = (
                 graph_bytes(*shape._replace(n_outputs=n), n_fed, follows=follows, apart=copies > 1, one_layer=one_layer)
                 for n in (0, rows)
@@ -161,11 +167,11 @@ class GpuBuffers:
         )
 
     def on(self, held: Sequence[int], n_layer: int, has_output: bool, has_more: bool) -> int:
-        """Returns the bytes of the buffer of a GPU.
+        """Returns the buffer size of a GPU, in bytes.
 
         Args:
-            held: the numbers of the GPU's layers.
-            has_more: the GPU has single tensors of other layers.
+            held: indices of the layers on the GPU.
+            has_more: True if the GPU also has single tensors of other layers.
         """
         if not held and not has_more:
             return self.output if has_output else 0

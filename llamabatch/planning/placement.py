@@ -31,10 +31,10 @@ class Placement:
     """The place of each weight.
 
     Attributes:
-        devices: the GPU of each layer and, last, of the output; None: the CPU.
-        named: names and GPUs of the tensors that override_tensor places; None: main memory.
+        devices: the GPU of each layer, then of the output; None: the CPU.
+        named: (name, GPU) of each tensor placed by override_tensor; None: main memory.
         sizes: all tensors by name; empty if `named` is empty.
-        sorted: the weights that `named` does not contain, by layer.
+        sorted: the weights of all other tensors, by layer.
     """
 
     facts: ModelFacts
@@ -60,7 +60,7 @@ class Placement:
         return [layer for layer, device in enumerate(self.devices[:-1]) if device == number]
 
     def named_bytes(self, number: int) -> int:
-        """Returns the bytes of the tensors that override_tensor puts on a GPU."""
+        """Returns the bytes of the tensors put on a GPU by override_tensor."""
         return sum(self.sizes[name].n_bytes for name, gpu in self.named if gpu == number)
 
     def layer_bytes(self, number: int) -> int:
@@ -75,7 +75,7 @@ class Placement:
         return 0 if OUTPUT in found else found.get(EMBEDDING, 0)
 
     def in_main_memory(self, config: ResolvedConfig, n_gpus: int) -> InMainMemory:
-        """Returns the bytes of the weights in main memory, of their repacked copies, and of pages of the file."""
+        """Returns the bytes of the weights in main memory, with repacked copies and pages of the file."""
         facts = self.facts
         copies = sum(n for n, device in zip(self.sorted.copies, self.devices, strict=False) if device is None)
         copies += sum(copy_bytes(self.sizes[name], facts.features) for name, gpu in self.named if gpu is None)
@@ -99,7 +99,7 @@ def _sorted_tensors(facts: ModelFacts, named: frozenset[str]) -> Weights:
 
 @lru_cache(maxsize=16)
 def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, named: Places) -> Files:
-    """Returns the result of in_files. If the tensors are not known, all of `file_bytes` count as used in place."""
+    """Returns in_files(...) of the model. If its tensors are not known, all of `file_bytes` count as used in place."""
     if not facts.tensors:
         return Files(file_bytes, file_bytes, 0)
     here = {name: gpu is None for name, gpu in named}
@@ -112,7 +112,7 @@ def _sorted(facts: ModelFacts, named: frozenset[str]) -> Weights:
 
 
 def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
-    """Returns the bytes that use_mlock locks. llama.cpp does not lock repacked copies, since their buffers are not host
+    """Returns the bytes locked by use_mlock. llama.cpp does not lock repacked copies, since their buffers are not host
     buffers."""
     if not config.use_mlock:
         return 0
@@ -123,7 +123,7 @@ def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
 
 
 def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> tuple[int | None, ...]:
-    """Returns the GPU of each layer and, last, of the output; None: the CPU. As in llama-model.cpp, load_tensors."""
+    """Returns the GPU of each layer, then of the output; None: the CPU. Follows llama-model.cpp, load_tensors."""
     on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
     first = max(n_layer + 1 - on_gpus, 0)
     count = min(on_gpus, n_layer + 1)

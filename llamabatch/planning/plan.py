@@ -1,4 +1,4 @@
-"""Plans: the resolved options of an engine with the memory that they need, and the check that it is available."""
+"""Plans: the resolved options of an engine with the memory that they need, and the check for enough memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MEMORY_SHARE = 0.5  # the share of the free memory that "auto" may use; the rest
 
 @dataclass(frozen=True)
 class Plan:
-    """The resolved options of an engine, the memory that it takes, and the reason for each choice.
+    """The resolved options of an engine, its memory, and the reason for each choice.
 
     Attributes:
-        reasoning: the family of models whose marks separate thinking from the answer in chats; "custom" with
+        reasoning: the family of models whose tags separate thinking from the answer in chats; "custom" with
             reasoning_tags; None: thinking is not separated.
         tools: the family of models whose notation of tool calls is parsed and forced; "generic": no known family.
-        lacks_template: True where the model generates text, and its file has no chat template.
+        lacks_template: True if the model generates text, but its file has no chat template.
     """
 
     config: ResolvedConfig
@@ -66,13 +66,14 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """The main memory of all engines, without the rest of this process."""
+        """The main memory of all engines. The rest of this process is not counted."""
         return self.memory.together(self.config.instances, children=self.in_children, mapped=self.config.use_mmap)
 
     @property
     def peak_bytes(self) -> int:
-        """The most main memory that all engines take, including the load. The memory of the load causes no
-        MemoryPlanError, because it is mapped pages that the system can free."""
+        """The maximum main memory of all engines together, during the load or afterwards. The memory of the load causes
+        no MemoryPlanError, because it consists of mapped pages that the system can free.
+        """
         return self.total_bytes + max(0, self.memory.loading - self._engines_here * self.memory.own)
 
     def describe(self) -> str:
@@ -103,7 +104,7 @@ def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
-    """Raises MemoryPlanError if a plan needs more than this share of the free memory, or exceeds an rlimit."""
+    """Raises MemoryPlanError if a plan needs more than `share` of the free memory, or exceeds an rlimit."""
     need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
     guesses = "" if plan.config.speculate == "off" else "n_draft, "
@@ -155,7 +156,7 @@ def bytes_by_place(plan: Plan, n_gpus: int) -> tuple[int, ...]:
 
 
 def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:
-    """Returns for each GPU the need of one engine there, and the number of engines there."""
+    """Returns one pair for each GPU: the needs of one engine on it, and the number of engines on it."""
     need, n = plan.memory.gpus, plan.config.instances
     if need and _has_gpu_each(plan.config, n_gpus):
         return [(need[0], -(-(n - number) // n_gpus)) for number in range(n_gpus)]

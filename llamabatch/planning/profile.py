@@ -29,10 +29,12 @@ class ProfileKey:
 
     Attributes:
         shape: the shape of the model.
-        cpu, cpu_flags, cores: name of the CPU, a hash of its flags, and the number of cores that a process may use.
+        cpu: name of the CPU.
+        cpu_flags: a hash of the CPU's flags.
+        cores: number of cores available to a process.
         library: version and build of the llama.cpp binding.
         type_k, type_v: types of the KV cache, which decide the cost of attention.
-        changes: options that change the work of a step or its place: EngineConfig.speed_changes.
+        changes: EngineConfig.speed_changes, the options that change the work of a step or its place.
     """
 
     shape: ModelShape
@@ -48,7 +50,7 @@ class ProfileKey:
     def digest(self) -> str:
         """A hash of the key. The profile's file has this name."""
         facts = dataclasses.asdict(self)
-        if not self.changes:  # files from releases without this field keep their digests
+        if not self.changes:  # so that older profiles, which lack this field, keep their digests
             del facts["changes"]
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -56,7 +58,7 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Stair:
-    """The time of a decode step with `rows` sequences: median and p95 in milliseconds; None: not measured."""
+    """The measured time of a decode step with `rows` sequences: its median (step_ms) and its p95 in milliseconds."""
 
     rows: int
     step_ms: float
@@ -69,16 +71,15 @@ class Stair:
 
 @dataclass(frozen=True)
 class Profile:
-    """The measured values that were faster than the rules of a plan by more than the noise. A value is None where the
-    rule applies.
+    """The measured values that beat a plan's rules by more than the noise. If a value is None, the rule decides.
 
     Attributes:
         created: date, ISO 8601.
-        model: name of the measured model, for people.
+        model: name of the measured model, for display only.
         gpus: names of the devices that had layers of the model.
         flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
-        spins: value of GOMP_SPINCOUNT, how long a waiting thread spins.
-        stairs: decode steps by rising number of rows; they decide the best number of slots.
+        spins: value of GOMP_SPINCOUNT, which sets how long a waiting thread spins.
+        stairs: measured decode steps with increasing numbers of rows. They decide the best number of slots.
         p95_inter_token_ms: the tuning's limit for the time between two tokens at p95, in milliseconds.
         latency_rows: the best number of slots within this limit.
         amx: "off" if the CPU has AMX, but other repacked kernels are faster.
@@ -132,8 +133,8 @@ class Profile:
     def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
         """Returns the config with measured values in place of "auto", and the reason for each value.
 
-        Threads were measured on the whole machine, so several instances keep "auto". If n_threads is given,
-        n_threads_batch stays "auto", and then equals n_threads.
+        With several instances, n_threads and n_threads_batch stay "auto", because they were measured with one. If
+        n_threads is given, n_threads_batch stays "auto" and then equals n_threads.
         """
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:
@@ -146,10 +147,12 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """Returns latency_rows if this number is known and fits. Otherwise returns the smallest number of rows within
-        3 % of the most tokens/s. Only numbers that fit and keep the latency limit count. None if no number fits."""
+        """Returns latency_rows if this number is known and fits. Otherwise returns the smallest number of rows whose
+        tokens/s are within 3 % of the highest. Only numbers that fit and keep the latency limit count. None if no
+        number fits.
+        """
         if self.latency_rows is not None and fits(self.latency_rows):
-            # tune chose this number from more stairs. From stairs that fit, best_rows could return a smaller number.
+            # best_rows could return a smaller number, because it sees only the stairs that fit. tune saw all of them.
             return self.latency_rows
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 
@@ -161,7 +164,7 @@ class Profile:
 
     @property
     def why_rows(self) -> str:
-        """The reason that a plan gives for the result of best_rows."""
+        """A plan's reason for the result of best_rows."""
         if self.p95_inter_token_ms is None:
             return f"{self.source}: the most tokens/s"
         return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"
@@ -184,7 +187,7 @@ class Profile:
 
 
 def best_rows(stairs: list[Stair]) -> int | None:
-    """Returns the smallest number of rows within 3 % of the most tokens/s; None without stairs."""
+    """Returns the smallest number of rows within 3 % of the highest tokens/s; None without stairs."""
     if not stairs:
         return None
     most = max(stair.tokens_per_s for stair in stairs)

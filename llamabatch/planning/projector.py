@@ -12,12 +12,12 @@ from llamabatch.utils.paths import one_line
 # Bytes of the cache of media embeddings, for later requests with the same media. A picture takes 2.6 MB with Gemma 3
 # 4B.
 KEPT_BYTES = 64 * 2**20
-# The most tokens of a picture for encoders that take pictures of any size (clip.cpp, set_limit_image_tokens).
+# Maximum number of tokens of a picture, in encoders that take pictures of any size (clip.cpp, set_limit_image_tokens).
 _MOST_TOKENS = 4096
 _ANY_SIZE = ("qwen", "pixtral", "lfm2", "kimi", "glm", "exaone", "mimo", "paddle", "hunyuan", "youtu", "dots")
-_SOUND_STEPS = 1500  # time steps of one pass of a sound encoder: half a minute
-# The values that a pass keeps at once for a patch: multiples of the encoder's width and of its feed-forward width. Both
-# factors were measured.
+_SOUND_STEPS = 1500  # time steps in one pass of an audio encoder: half a minute
+# A pass keeps this many values at once for each patch: _WIDTHS times the encoder's width, plus _FF_WIDTHS times its
+# feed-forward width. Both numbers were measured.
 _WIDTHS, _FF_WIDTHS = 8, 2
 
 

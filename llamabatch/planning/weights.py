@@ -17,15 +17,15 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "short
 # AMX: extra bytes for each block of _amx_block() elements (mmq.cpp, get_row_size).
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # AMX needs a multiple of this number of rows: TILE_N * 2
-# Types that native_patches/0012 repacks. Its formats are tried before llama.cpp's. They pack 16 or 8 rows of a tensor
-# together, and do not change the number of bytes.
+# Types repacked by native_patches/0012. The formats of this patch are tried before llama.cpp's own. They pack 16 or 8
+# rows of a tensor together, and do not change the number of bytes.
 _WIDE_FLOATS = frozenset({"BF16", "F16"})
 _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
 _WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # repacked in experts; also in matrices if the CPU has AMX or AVX-512 VNNI
 _WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
 _WIDE_ROWS = {"wide": 16, "wide8": 8}
-# For each type, the features that repack it, each with a number. The number of rows must be a multiple of this number
-# (repack.cpp, ggml_repack_get_optimal_repack_type).
+# Keys: types of weights. Values: (feature, divisor) for each way of repacking. A tensor is repacked only if the divisor
+# divides its number of rows (repack.cpp, ggml_repack_get_optimal_repack_type).
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
     "Q4_K": (("avx2", 8), ("neon", 8)),
@@ -59,10 +59,10 @@ def weights(
     """Returns the weights of a model by layer, and llama.cpp's repacked copies of them.
 
     Args:
-        features: the features for which this build of llama.cpp repacks weights; empty: it repacks none. They are
-            "amx", "avx2", "avx512" and "neon"; with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512 VNNI);
-            with 0012 "wide" (AVX-512) or "wide8" (AVX2 alone); with 0020 "prompts", if "wide" has separate kernels
-            for rows of prompts.
+        features: the features for which this build of llama.cpp repacks weights; empty: it repacks none. llama.cpp
+            itself has "amx", "avx2", "avx512" and "neon". native_patches/0006 adds "rows" (AVX2) and "vnni512" (AVX-512
+            VNNI), 0012 adds "wide" (AVX-512) or "wide8" (AVX2 alone), and 0020 adds "prompts" if "wide" has separate
+            kernels for rows of prompts.
         placed: names of tensors to leave out, since override_tensor places them.
     """
     found = {tensor.name: tensor for tensor in tensors}
@@ -92,7 +92,8 @@ class Files(NamedTuple):
         mapped: the bytes from the first to the last tensor that is used in place, in each file. llama.cpp maps and
             reads the whole file first, then unmaps both ends (llama-model-loader.cpp, load_all_data).
         used: the bytes of the tensors that are used in place. Without mapping only these tensors are kept.
-        embedding: the bytes of the token embedding in `used` if it is only looked up, since a copy makes the logits.
+        embedding: the bytes of the token embedding if it is used in place only to look tokens up, because a copy of it
+            makes the logits; otherwise 0.
         ends: the bytes from the first tensor of each file to the last tensor that is used in place.
         largest_copied: the bytes of the largest tensor in main memory that is not used in place.
         not_dropped: the bytes of the token embedding if it is on a GPU, but lies between tensors that are used in
@@ -119,8 +120,8 @@ def in_files(
 
     Args:
         parts: number of tensors in each file; empty: there is one file.
-        on_cpu: for each layer, and last for the output, True if it lies in main memory.
-        placed: the same for the tensors of override_tensor, by name.
+        on_cpu: True for each layer in main memory; the last item is for the output.
+        placed: by name, True for each tensor of override_tensor in main memory.
     """
     mapped = used = embedding = ends = largest = start = not_dropped = 0
     tied = all(tensor.name != OUTPUT for tensor in tensors)
@@ -156,7 +157,7 @@ def _layer(name: str, n_layer: int) -> int | None:
 
 
 def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """Returns the tensors that matrix products read, including the token embedding if it also makes the logits."""
+    """Returns the tensors used in matrix products, including the token embedding if it also makes the logits."""
     found = [tensor for tensor in tensors if len(tensor.dims) >= 2]
     tied = all(tensor.name != OUTPUT for tensor in found)
     return [

@@ -1,7 +1,7 @@
-"""Adapters of a request: names of loaded adapters with their scales. Pure Python.
+"""Adapters of a request: the names of loaded adapters, each with a scale. Pure Python.
 
-An adapter is a LoRA or a control vector with a name. llama.cpp applies adapters to a whole context, so only requests
-with the same set of adapters can share a call.
+An adapter is a LoRA or a control vector with a name. llama.cpp applies adapters to a whole context. So requests can
+share a call only if they have the same set of adapters.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from llamabatch.errors import AdapterError
 from llamabatch.utils.checks import counted, nearest, number, pairs, show, string
 from llamabatch.utils.paths import absolute
 
-# Pairs (name, scale) in order of the names, without scales of 0. Sets with the same effect are therefore equal.
+# Pairs (name, scale), sorted by name. Pairs with the scale 0 are left out, so sets with the same effect are equal.
 AdapterSet = tuple[tuple[str, float], ...]
 
 MAX_SCALE = 1000.0
-MAX_ADAPTERS = 1024  # the most adapters in a set
-MAX_NAME = 256  # the most characters of a name
+MAX_ADAPTERS = 1024  # maximum number of adapters in a set
+MAX_NAME = 256  # maximum number of characters in a name
 
 
 def adapter_set(adapters: object) -> AdapterSet:
     """Returns the AdapterSet of a caller's value.
 
     Args:
-        adapters: {name: scale}, pairs of name and scale, one name (scale 1), or None for no adapter. A scale of 0
-            leaves the adapter out.
+        adapters: {name: scale}, pairs (name, scale), one name (with the scale 1), or None for no adapter. An adapter
+            with the scale 0 is left out.
 
     Raises:
         AdapterError: the value has another form, or a scale is not a number from -1000 to 1000.

@@ -1,4 +1,5 @@
-"""Delta: the parts of an answer in a piece of generated text, and the protocol of parsers that find these parts."""
+"""Delta: the thinking, answer and tool calls in a piece of text. TextParser: the protocol of parsers that find these
+parts."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ class Delta:
     """The parts of a piece of generated text.
 
     Attributes:
-        reasoning: thinking.
-        text: the answer without thinking and tool calls.
+        reasoning: text of the thinking.
+        text: answer text, without thinking and tool calls.
         tool_calls: parts of tool calls.
     """
 
@@ -24,14 +25,15 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Splits text that arrives in pieces into thinking, answer and tool calls. The size of the pieces does not change
-    the joined deltas. The parser holds back text that may still become a mark, so no delta has a part of a mark."""
+    """Splits text that arrives in pieces into thinking, answer and tool calls. The joined deltas do not depend on the
+    size of the pieces. The parser holds back text that may be the start of a tag, so no delta has a part of a tag."""
 
     def feed(self, text: str) -> Delta:
         """Parses the next piece of text. Returns the parts that are complete."""
 
     def finish(self, text: str = "") -> Delta:
-        """Parses the last piece. Returns its parts with all text that was held back. No call of `feed` may follow."""
+        """Parses the last piece. Returns this piece's parts and all text that was held back. No call of `feed` may
+        follow."""
 
 
 class AnswerParser(TextParser, Protocol):

@@ -12,8 +12,8 @@ class Detokenizer:
 
     Args:
         token_bytes: id -> the bytes of the token's text.
-        stop: strings that end the text. The first string that is complete wins; if one token completes several, the
-            earliest in the text wins.
+        stop: strings that end the text. The first complete string ends it. If one token completes several strings, the
+            string that begins first ends the text.
         include_stop: True: the text ends with the stop string; False: the text ends before it.
         min_tokens: stop strings that end within the first `min_tokens` tokens are ignored.
         errors: how to treat bytes that are not UTF-8, as in bytes.decode.
@@ -32,11 +32,11 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._include_stop = include_stop
         self._exempt_tokens = min_tokens if stop else 0
-        self._exempt = 0  # no stop string can end within this many first characters of _held
+        self._exempt = 0  # stop strings within this many first characters of _held are ignored
         self._stop = sorted(stop, key=len, reverse=True)
         self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
-        self._is_whole = True  # the decoder has no part of a character
+        self._is_whole = True  # False: the decoder holds a part of a character
         self._held = ""
         self._shown: list[str] = []
 
@@ -48,7 +48,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Appends a token. Returns the text that is now safe to show."""
         data = self._token_bytes(token_id)
-        if self._is_whole and data.isascii():  # this branch takes a third of the decoder's time
+        if self._is_whole and data.isascii():  # three times as fast as the decoder
             new = data.decode("ascii")
         else:
             new = self._decoder.decode(data)
@@ -63,7 +63,7 @@ class Detokenizer:
         return self._release(new)
 
     def flush(self) -> str:
-        """Ends the text. Returns the part that was held back."""
+        """Ends the text. Returns the text that was held back."""
         text = self._release(self._decoder.decode(b"", final=True))
         if self.stopped is not None:
             return text
@@ -98,14 +98,14 @@ class Detokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The facts of a vocabulary that an engine needs, without the library behind the vocabulary.
+    """The facts about a vocabulary that an engine needs. This class does not depend on llama.cpp.
 
     Attributes:
         size: number of tokens; ids run from 0 to size - 1.
         is_eog: id -> True if the token ends a generation.
         token_bytes: id -> the bytes of the token's text; empty for special tokens.
         all_bytes: as token_bytes, but returns the name of a special token.
-        bos: the token that begins every text of the model; None: the model needs none.
+        bos: the token that begins every text of the model; None: the model's texts begin without such a token.
     """
 
     size: int
@@ -115,7 +115,7 @@ class Vocabulary:
     bos: int | None = None
 
     def shown_bytes(self, preserved: Collection[int]) -> Callable[[int], bytes]:
-        """Returns a function like token_bytes that also returns the names of the special tokens in `preserved`."""
+        """Returns a function like token_bytes. For the special tokens in `preserved`, it returns their names."""
         if not preserved:
             return self.token_bytes
         shown = frozenset(preserved)

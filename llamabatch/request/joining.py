@@ -8,7 +8,7 @@ from llamabatch.request.outputs import SequenceOutput
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
     """Joins successive outputs of a continuation if this makes no difference to the caller. Outputs with tool calls
     or logprobs are not joined. The last of the joined outputs may end the continuation."""
-    last: dict[tuple[str, int], int] = {}  # index in `result` of a continuation's latest piece
+    last: dict[tuple[str, int], int] = {}  # continuation -> the index in `result` of its latest piece
     result: list[SequenceOutput | list[SequenceOutput]] = []
     for output in outputs:
         key = output.request_id, output.index
@@ -26,7 +26,7 @@ def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
 
 
 def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
-    """Returns True if `output` may be joined to the pieces before. Thinking cannot be joined after text."""
+    """Returns True if `output` may be joined to the pieces before it. Thinking cannot be joined to earlier text."""
     pieces = before if isinstance(before, list) else [before]
     if output.logprobs is not None or output.tool_calls:
         return False

@@ -1,5 +1,6 @@
-"""Turns a JSON schema into one that a grammar can enforce. Leaves out annotations, replaces uniqueItems by a choice
-of lists, allows objects only the properties that the schema names, and reports keywords that no grammar can enforce."""
+"""Turns a JSON schema into a schema that a grammar can enforce. Annotations are left out, uniqueItems becomes a choice
+of lists, and objects may have only the properties that the schema names. Keywords that a grammar cannot enforce are
+reported."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from llamabatch.utils.checks import show
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-# Keywords that no grammar can enforce. A schema with one is refused, or the keyword is left out and reported.
+# Keywords that no grammar can enforce. Either the schema is refused, or the keyword is left out and reported.
 UNHELD = (
     *("if", "then", "else", "not", "contains", "minContains", "maxContains", "propertyNames", "dependentRequired"),
     *("dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
@@ -31,11 +32,12 @@ _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
 _MOST_LISTS = 512  # a schema with uniqueItems becomes a choice of at most this many lists
 LENIENT = 'structured_outputs={"json": schema, "lenient": True}'
 _LENIENT_ADVICE = f"leave it out, or give {LENIENT}: outputs list what is then ignored"
-_DEEPEST = 64  # the longest chain of references to an enumeration
+_DEEPEST = 64  # maximum length of a chain of references to an enumeration
 
 
 def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str, ...]]:
-    """Returns a schema that a grammar can enforce, and the unknown formats that were left out: "format 'password'".
+    """Returns a schema that a grammar can enforce, and the unknown formats that were left out, such as "format
+    'password'".
 
     Args:
         start: the beginning of an error message.
@@ -49,7 +51,8 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
 
 
 def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
-    """Returns a schema that a grammar can enforce, and the parts that were left out: "format 'password'", "not".
+    """Returns a schema that a grammar can enforce, and the parts that were left out, such as "format 'password'" or
+    "not".
 
     Args:
         lenient: True: keywords that no grammar can enforce are left out; False: they are refused.
@@ -68,7 +71,7 @@ class _Reader:
         self._advice = advice
         self._start = start
         self._left_out: list[str] = []
-        self._merged: set[int] | None = None  # ids from _merged(root); None if only a part is read
+        self._merged: set[int] | None = None  # the result of _merged(root); None if only a part is read
 
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
         if given is self._root:
@@ -122,7 +125,7 @@ class _Reader:
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """Returns the schema of a list without equal items: a choice of all possible lists. If there are too many
-        lists, the choice has each set of items in one order. A schema of lists with at most one item does not change.
+        lists, the choice has one order for each set of items. A schema of lists with at most one item does not change.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
@@ -149,7 +152,7 @@ class _Reader:
         self._left_out.append(key)
 
     def _values(self, items: Any) -> list[Any] | None:
-        """Returns the different values that a schema allows; None if the schema is not an enumeration."""
+        """Returns the different values of an enumeration; None if the schema is not an enumeration."""
         for _ in range(_DEEPEST):
             if not isinstance(items, dict) or not isinstance(items.get("$ref"), str):
                 break
@@ -180,7 +183,7 @@ def _different(values: Iterable[Any]) -> list[Any]:
 
 
 def _names_all(schema: dict[str, Any]) -> bool:
-    """Returns True if the properties that the schema names suffice for its required and minProperties.
+    """Returns True if an object with only the named properties can satisfy `required` and `minProperties`.
 
     By the standard, a schema without additionalProperties allows any other properties. A model that may add properties
     writes long objects. llama.cpp and vLLM (xgrammar's strict mode) therefore exclude other properties, and so do we.
@@ -195,8 +198,9 @@ def _names_all(schema: dict[str, Any]) -> bool:
 
 
 def _merged(root: Any) -> set[int]:
-    """Returns the id() of each schema whose object must also match another schema, which may name further properties.
-    Such schemas are in allOf, or beside a reference or alternatives, or another such schema refers to them."""
+    """Returns the id() of each schema whose object must also match another schema. The other schema may name further
+    properties. Such a schema has several of allOf, anyOf, oneOf, $ref and properties, or several parts in allOf; or it
+    is a part or the $ref of such a schema."""
     found: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     left: list[tuple[Any, bool]] = [(root, False)]
@@ -224,7 +228,8 @@ def _merged(root: Any) -> set[int]:
 
 
 def referred(reference: str, root: object) -> object:
-    """Returns the schema that a reference ("#/$defs/size") names in the root; None if there is none."""
+    """Returns the target of a reference (such as "#/$defs/size") in the root schema; None if the target does not
+    exist."""
     path = _path(reference)
     if path is None:
         return None
@@ -240,7 +245,8 @@ def referred(reference: str, root: object) -> object:
 
 
 def _path(reference: str) -> tuple[str, ...] | None:
-    """Returns the keys from the root to the place that a reference names; None: it does not point into the root."""
+    """Returns the keys that lead from the root to the target of a reference; None: the reference does not point into
+    the root."""
     start, _, path = reference.partition("/")
     if start != "#":
         return None
@@ -274,7 +280,7 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
 
 
 def _exactly(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns a schema that only this list of values matches."""
+    """Returns a schema that accepts an array of exactly these values."""
     size = len(values)
     each = [{"const": value} for value in values]
     return {"type": "array", "prefixItems": each, "items": False, "minItems": size, "maxItems": size}

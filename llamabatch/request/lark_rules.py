@@ -1,4 +1,4 @@
-"""Rules of a grammar in Lark's notation. The marks of a model family may be special tokens in the grammar."""
+"""Rules of a grammar in Lark's notation. In the grammar, the marks of a model family may be special tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Rules:
         spell: returns the form of a mark in Lark.
 
     Attributes:
-        about: the purpose of the next rules. rule() writes this text as a comment, and about_line() reads the comment.
+        about: the purpose of the rules that come next. rule() writes this text as a comment, and about_line() reads the
+            comment.
     """
 
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
@@ -47,7 +48,7 @@ class Rules:
         """Adds a rule, or a terminal if its name has capital letters. Returns the name.
 
         Args:
-            says: True: adds `about` as a comment; False: another rule has the comment.
+            says: True: `about` is added as a comment. False: no comment, because another rule has it.
         """
         self._left -= len(right)
         if self._left < 0:
@@ -62,8 +63,8 @@ class Rules:
         self._lines += others._lines
 
     def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
-        """Adds a rule for `start`, then `content` up to and including the first `end`. All three are expressions of a
-        terminal."""
+        """Adds a rule that matches `start`, then `content` up to the first `end`, then `end`. All three are expressions
+        of a terminal."""
         if content not in self._terminals:
             self._terminals[content] = self.rule(name.upper(), content)
         self.rule(f"{name}[lazy]", f"{start} {self._terminals[content]} {end}".strip(), says=False)
@@ -93,27 +94,27 @@ class Rules:
 
 
 ANY = "/(?s:.*)/"
-GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # x-guidance of %json
-MAX_CHARS = 2**18  # the most characters of a grammar
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # options of %json
+MAX_CHARS = 2**18  # maximum number of characters in a grammar
 _COMMENT = " // \x1f"  # starts the comment of a rule; the words of a comment never contain \x1f
 
 
 def quoted(text: str) -> str:
     """Returns a string of Lark: a JSON string, except that Lark's lexer accepts U+007F only as an escape.
 
-    A mark that is not a special token has this form too.
+    Marks are also written in this form, except those that are special tokens.
     """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def slashed(regex: str) -> str:
-    """Returns a regular expression with the escapes that it needs between slashes."""
+    """Returns a regular expression, escaped so that it can be written between slashes."""
     escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", regex, flags=re.DOTALL)
     return escaped.replace("\n", r"\n").replace("\r", r"\r")
 
 
 def form_of(kind: str, text: str) -> str | None:
-    """Returns the right side of a rule for a Structure's kind and text; None if the text is a grammar itself."""
+    """Returns the right side of a Lark rule for a Structure (kind and text); None if the text is a whole grammar."""
     if kind == "json":
         schema = json.loads(text)
         given = schema.get("x-guidance", {})
@@ -125,20 +126,21 @@ def form_of(kind: str, text: str) -> str | None:
 
 
 def about_line(lark: str, number: int) -> str:
-    """Returns the comment of the rule in line `number`: its purpose; "" without a comment. Lines count from 1."""
+    """Returns the comment (the purpose) of the rule in line `number`; "": there is no comment. Lines count from 1."""
     lines = lark.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
-TEXT = "TEXT"  # starts the names of terminals for texts of arguments. The trial checks each of these terminals alone
-PARAMETERS = "the parameters"  # the words for a function's parameters in the comment of a rule
-CALL = "call"  # the rule of a call of any function; with a number, the rule of one function
+TEXT = "TEXT"  # prefix of terminals for arguments that are texts. The trial checks each such terminal alone
+PARAMETERS = "the parameters"  # stands for a function's parameters in the comment of a rule
+CALL = "call"  # name of the rule for a call of any function; with a number: for a call of one function
 
 
 def without_call(lark: str, number: int) -> tuple[str, str] | None:
-    """Removes the function whose rule is in line `number` from a grammar of calls. Returns the grammar, and the comment
-    of this function's rule. Returns None if the rule belongs to no function, or if there is no other function."""
+    """Removes one function from a grammar of calls. Line `number` is part of the function's rules. Returns the new
+    grammar, and the comment of the function's rule. Returns None if the line belongs to no function, or if the grammar
+    has no other function."""
     lines = lark.split("\n")
     rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
     at, calls = _calls(lines)
@@ -152,7 +154,8 @@ def without_call(lark: str, number: int) -> tuple[str, str] | None:
 
 
 def each_call(lark: str) -> Iterator[tuple[int, str]]:
-    """Yields the line number of each function's rule in a grammar of calls, and a grammar of only its calls."""
+    """Yields (line number of the rule, grammar) for each function in a grammar of calls. The new grammar allows only
+    calls of this function."""
     lines = lark.split("\n")
     at, calls = _calls(lines)
     for name in calls:

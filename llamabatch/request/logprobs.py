@@ -40,22 +40,22 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def add(self, data: bytes) -> int:
-        """Returns the offset of the next token. `data`: the bytes of this token."""
+        """Returns the offset of the next token. `data` contains the bytes of this token."""
         at = self.at
         self.at += len(self._decoder.decode(data))
         return at
 
 
-# Logprobs at one place, by token id. Order: the token itself, the likeliest tokens, the tokens asked for by id.
+# Logprobs at one place, by token id. Order: the token itself, the likeliest tokens, the tokens named in the request.
 TokenLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[Any]):
-    """The TokenLogprobs of many places, stored in arrays, as in vLLM's class of this name.
+    """A sequence of TokenLogprobs, one for each place, stored in arrays. vLLM has a class of this name, too.
 
-    In an array a logprob takes some 25 bytes, as an object 200. Each access makes the dict of one place, or returns
-    None for a place without logprobs. A FlatLogprobs equals a list or a tuple if the items are equal. Its deep copy,
-    which dataclasses.asdict makes, is a tuple.
+    A logprob takes about 25 bytes in an array, and 200 bytes as an object. Each access to a place makes a new dict, or
+    returns None if the place has no logprobs. A FlatLogprobs equals a list or a tuple if the items are equal. A deep
+    copy, as dataclasses.asdict makes it, is a tuple.
     """
 
     __slots__ = ("_ends", "_lengths", "_logprobs", "_ranks", "_texts", "_token_ids")
@@ -163,7 +163,7 @@ def count(places: Sequence[TokenLogprobs | None] | None) -> int:
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of one output row: first of a given token, then of the likeliest tokens in order.
+    """Logprobs of one output row. First comes a given token, then come the likeliest tokens in order.
 
     Attributes:
         rank: rank of the given token.
@@ -198,8 +198,8 @@ class LogprobRecord:
         top: number of likeliest tokens for each output token; CUMULATIVE: only the sum of the output's logprobs; None:
             no logprobs of the output.
         others: ids of further tokens whose logprobs are recorded for each output token.
-        first: index of the first token of the prompt with a logprob.
-        post_sampling: logprobs of output tokens come from the distribution that they are drawn from.
+        first: index of the first prompt token that has a logprob.
+        post_sampling: True: logprobs of output tokens come from the distribution after all samplers.
     """
 
     CUMULATIVE = -1
@@ -237,10 +237,11 @@ class LogprobRecord:
         ranked: bool = False,
         score_from: int | None = None,
     ) -> LogprobRecord | None:
-        """Returns the record of a sequence; None if its request asks for no logprobs.
+        """Returns the record of a sequence; None if the request asks for no logprobs.
 
         Args:
-            ranked: True: best_of needs at least the sum of the output's logprobs.
+            ranked: True: the sum of the output's logprobs is needed for best_of, even if the request asks for no
+                logprobs.
             score_from: index of the first prompt token to score; the output has no logprobs then.
         """
         prompt_top = n_vocab if params.prompt_logprobs == -1 else params.prompt_logprobs
@@ -269,7 +270,7 @@ class LogprobRecord:
 
     @property
     def prompt_is_read(self) -> bool:
-        """True if all rows inside the prompt have been read."""
+        """True if all rows of the prompt have been read. The row of the last prompt token does not count."""
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
@@ -303,11 +304,11 @@ class LogprobRecord:
 
     @property
     def cumulative(self) -> float | None:
-        """The sum of the logprobs of the output; None if the request asks for none."""
+        """The sum of the logprobs of the output; None if the request does not need this sum."""
         return None if self.top is None else self._sum
 
     def of_output(self) -> SampleLogprobs:
-        """Returns the logprobs of each output token; None if the request asks for none."""
+        """Returns the logprobs of each output token; None if the request does not ask for them."""
         return None if self.top is None or self.top == self.CUMULATIVE else self._tokens
 
     def of_prompt(self) -> FlatLogprobs | None:

@@ -1,4 +1,4 @@
-"""Media: pictures and sounds in a prompt, and the runs of token ids that represent their cells."""
+"""Media: pictures and audio in a prompt. Runs of token ids stand for the cells of each picture or sound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Media:
     Attributes:
         data: depends on `form`. "raw": rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
             32-bit floats; "file": the bytes of a file; "path": an absolute path.
-        width, height: in pixels; for a sound the number of samples, and 1.
+        width, height: size in pixels. For a sound, width is the number of samples, and height is 1.
         kind: picture or sound.
         form: the form of `data`.
         digest: SHA-256 of kind, size and raw data, in hexadecimal digits; equal media have equal digests in any form.
@@ -39,7 +39,7 @@ class Media:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of `data` (characters of a path) in main memory."""
+        """Number of bytes of `data` in main memory. For a path: its number of characters."""
         return len(self.data)
 
     @property
@@ -54,19 +54,20 @@ def digest_of(kind: Kind, raw: bytes, width: int, height: int) -> str:
 
 
 class MediaRun(NamedTuple):
-    """Neighbouring tokens of a prompt. Their cells come from one encoder pass over a picture or sound, or a part of it.
+    """Neighbouring tokens of a prompt. One encoder pass computes the cells of these tokens. The pass reads a whole
+    picture or sound, or a part of one.
 
     Attributes:
         start: index of the first token in the prompt.
         length: number of tokens; each has a cell.
         media: index of the picture or sound in Request.media.
-        chunk: number of the encoder pass among the passes of this picture or sound.
+        chunk: position among the encoder passes of this picture or sound (from 0).
         is_causal: True: each token attends only to earlier tokens. False: all tokens of the run attend to one another,
             and one call must compute all of them.
-        n_pos: number of positions from the start of the run to the text after it: the number of its tokens, but with
-            M-RoPE the longer side of the picture in tokens.
-        n_time: number of positions of the run on the axis by which llama.cpp distinguishes cells; with M-RoPE usually
-            1.
+        n_pos: number of positions from the start of the run to the text after the run. This is the number of tokens,
+            but with M-RoPE the longer side of the picture in tokens.
+        n_time: number of positions of the run on the time axis. llama.cpp distinguishes cells by these positions. With
+            M-RoPE, n_time is usually 1.
     """
 
     start: int
@@ -87,7 +88,7 @@ class MediaTokens(NamedTuple):
 
     Attributes:
         token_ids: ids of the model's vocabulary, and negative ids for the cells of the runs.
-        runs: the runs in order; `start` counts from the first of these tokens.
+        runs: the runs in order. `start` of a run counts from the first of these tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -95,12 +96,12 @@ class MediaTokens(NamedTuple):
 
 
 def cell_ids(digest: str, chunk: int, length: int) -> list[int]:
-    """Returns negative ids for the cells of a run, derived from the content of the picture or sound. Equal token lists
-    then mean equal cells. So code that compares the tokens of two prompts compares their media, too."""
+    """Returns negative ids for the cells of a run. The ids are derived from the content of the picture or sound, so
+    equal token lists mean equal cells. Code that compares the tokens of two prompts thus compares the media, too."""
     drawn = hashlib.shake_128(f"{digest} {chunk}".encode()).digest(4 * length)
     return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and a sign
 
 
 def moved(runs: Sequence[MediaRun], by: int, media: int) -> tuple[MediaRun, ...]:
-    """Returns the runs of a picture or sound as runs of a prompt: after `by` tokens, with the index `media`."""
+    """Returns the runs of a picture or sound as runs of a prompt: moved by `by` tokens, and with the index `media`."""
     return tuple(run._replace(start=run.start + by, media=media) for run in runs)

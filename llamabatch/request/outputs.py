@@ -1,6 +1,6 @@
-"""RequestOutput and SequenceOutput: the result of a request, and the part of it that one step produces.
+"""RequestOutput: the result of a request. SequenceOutput: the part of a result that one step produces.
 
-Their to_openai() returns dictionaries in the form of OpenAI's API and llama_cpp.Llama.
+The method to_openai() of both returns dictionaries in the form of OpenAI's API and llama_cpp.Llama.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class FinishReason(str, Enum):
-    """Reason for the end of a sequence."""
+    """The reason why a sequence ended."""
 
     STOP = "stop"  # an end-of-generation token, a stop string or a stop token
-    LENGTH = "length"  # max_tokens reached, or n_ctx used up
+    LENGTH = "length"  # max_tokens was reached, or n_ctx was used up
     ABORT = "abort"  # the caller ended the request
     ERROR = "error"  # see RequestOutput.error
 
@@ -41,7 +41,7 @@ class Timings:
     """Times of one request, in seconds from its arrival.
 
     Attributes:
-        queued_s: time until the request got a slot; None if it never got one.
+        queued_s: time until the request got a slot; None if the request never had a slot.
         ttft_s: time until the first output token was known (time to first token); None without output tokens.
         total_s: time until the request finished.
         token_times_s: time at which each output token was known.
@@ -57,12 +57,12 @@ class Timings:
 
     @property
     def inter_token_s(self) -> tuple[float, ...]:
-        """Seconds between neighbouring output tokens: one value fewer than tokens."""
+        """Seconds between neighbouring output tokens; one value fewer than tokens."""
         return tuple(b - a for a, b in itertools.pairwise(self.token_times_s))
 
     @property
     def generation_tps(self) -> float | None:
-        """Output tokens per second after the first token; None below two tokens."""
+        """Output tokens per second after the first token; None for fewer than two tokens."""
         if len(self.token_times_s) < 2:
             return None
         span = self.token_times_s[-1] - self.token_times_s[0]
@@ -74,19 +74,19 @@ class CompletionOutput:
     """One continuation of a prompt.
 
     Attributes:
-        index: number of the continuation among those of the prompt.
-        text: the generated text. Stop string and special tokens are left out unless the parameters say otherwise;
-            invalid UTF-8 becomes U+FFFD.
-        token_ids: every sampled token, the end-of-generation token included.
+        index: position among the continuations of the prompt (from 0).
+        text: the generated text. Stop strings and special tokens are left out unless the parameters keep them. Invalid
+            UTF-8 becomes U+FFFD.
+        token_ids: all sampled tokens, including the end-of-generation token.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended the text, else None.
-        logprobs: for each of token_ids a dictionary from token id to Logprob, of this token and the likeliest tokens.
-            None unless asked for.
+        logprobs: for each of token_ids, {token id: Logprob} of this token and the likeliest tokens; None: the request
+            does not ask for logprobs.
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
         reasoning: the thinking before the text, in a chat with a model of a known family (`plan.reasoning`). None: the
-            model did not think, or its text is not parsed.
-        tool_calls: calls of the conversation's tools; the text does not contain them. finish_reason is "stop"
-            also after calls, but to_openai() returns "tool_calls".
+            model did not think, or the generated text is not parsed.
+        tool_calls: calls of the conversation's tools; the text does not contain them. After calls, finish_reason is
+            still "stop", but to_openai() returns "tool_calls".
     """
 
     index: int
@@ -105,18 +105,20 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one request, with vLLM's names. `text`, `reasoning`, `tool_calls`, `token_ids` and `finish_reason`
-    are those of outputs[0].
+    """The result of one request. The names are vLLM's. `text`, `reasoning`, `tool_calls`, `token_ids` and
+    `finish_reason` are the fields of outputs[0].
 
     Attributes:
-        prompt_logprobs: for each token of the prompt a dictionary from token id to Logprob, of this token and the
-            likeliest tokens; None for the first token. The whole field is None if not asked for, or if the request
-            ended before its prompt was computed.
+        prompt_logprobs: for each token of the prompt, {token id: Logprob} of this token and the likeliest tokens; None
+            for the first token. The whole field is None if the request does not ask for it, or ended before its prompt
+            was computed.
         embedding: n_embd float32 values of the text (with pooling="none": of each token, one after another), or the
             outputs of the classification head. None unless the request embeds or classifies.
-        num_truncated: number of tokens that the prompt lost (overflow="truncate"); prompt_token_ids does not have them.
+        num_truncated: number of tokens that the prompt lost (overflow="truncate"). prompt_token_ids does not have these
+            tokens.
         num_cached_tokens: number of prompt tokens that were not computed, because the prefix cache, a loaded prefix or
-            another request had their cells. Counted once, when the request's first continuation first began.
+            another request had the cells of these tokens. Counted once, at the first start of the request's first
+            continuation.
         error_type: name of the exception class in llamabatch.errors that exception() returns; None: EngineError.
         not_held: parts of the JSON schema that were not enforced: formats that are only annotations ("format
             'password'"), and with "lenient": True the keywords that no grammar can enforce. For a required tool call,
@@ -145,7 +147,7 @@ class RequestOutput:
             raise absent(self, name, OF_OUTPUT)
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """Returns the dictionary that OpenAI's API and llama_cpp.Llama would return.
+        """Returns a dictionary in the form of OpenAI's API and llama_cpp.Llama.
 
         Args:
             chat: True: a chat completion; False: a completion.
@@ -154,7 +156,7 @@ class RequestOutput:
         return openai_chat_completion(self, model) if chat else openai_completion(self, model)
 
     def exception(self) -> LlamaBatchError | None:
-        """Returns the exception that a call for this prompt alone would raise; None if the request did not fail."""
+        """Returns the exception that a call with only this prompt would raise; None if the request did not fail."""
         if self.error is not None:
             return error_class(self.error_type)(self.error)
         aborted = self.finish_reason is FinishReason.ABORT
@@ -182,7 +184,7 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Reason for the end of the first continuation."""
+        """The reason why the first continuation ended."""
         return self.outputs[0].finish_reason
 
     @classmethod
@@ -203,13 +205,14 @@ class SequenceOutput:
     """The part of a result that one step produces: new tokens, text that is safe to show, and finally the whole output.
 
     Attributes:
-        index: number of the continuation among those of the prompt.
+        index: position among the continuations of the prompt (from 0).
         finished: the whole output of the request, in the last piece of its last continuation; otherwise None.
-        prompt_index: number of the prompt among those of its call.
-        logprobs: logprobs of token_ids, as in CompletionOutput; None unless asked for.
+        prompt_index: position of the prompt in the call (from 0).
+        logprobs: logprobs of token_ids, as in CompletionOutput.
         reasoning: new thinking; "" if there is none.
         ended: the finish reason in the last piece of each continuation, if the request has several; otherwise None.
-        tool_calls: calls that begin or continue. Joined by index, they are the tool_calls of the CompletionOutput.
+        tool_calls: parts of calls, new or continued. The parts joined by index are the tool_calls of the
+            CompletionOutput.
         called_tools: True in the last piece of a continuation that has called tools.
     """
 
@@ -232,8 +235,8 @@ class SequenceOutput:
     def of_step(
         cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> SequenceOutput:
-        """Returns a piece that does not end its continuation; further fields have their defaults. A step makes a piece
-        for each row. The __init__ of a frozen dataclass would take four times as long."""
+        """Returns a piece that does not end its continuation. Fields without an argument have their defaults. A step
+        makes a piece for each row, and the __init__ of a frozen dataclass would take four times as long."""
         made = object.__new__(cls)
         fields = made.__dict__
         fields["request_id"] = request_id
@@ -244,7 +247,7 @@ class SequenceOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The finish reason of the continuation in its last piece; None in earlier pieces."""
+        """The finish reason, in the last piece of a continuation; None in earlier pieces."""
         if self.ended is not None or self.finished is None:
             return self.ended
         return self.finished.outputs[min(self.index, len(self.finished.outputs) - 1)].finish_reason
@@ -329,21 +332,22 @@ def _reason(piece: SequenceOutput) -> str | None:
 
 
 def chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
-    """Returns the finish_reason of a chat: "tool_calls" if the model has called tools and its text was not cut."""
+    """Returns the finish_reason of a chat. "tool_calls": the model has called tools, and the text was not cut."""
     if reason is None:
         return None
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 
 def _content(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
-    """Returns text and calls of a message or a delta. The content is None if there are calls and no text."""
+    """Returns the text and the calls of a message or a delta. The text is None if there are calls and no text."""
     if not part.tool_calls:
         return {"content": part.text}
     return {"content": part.text or None, "tool_calls": [call.to_openai() for call in part.tool_calls]}
 
 
 def _thought(reasoning: str | None) -> dict[str, str]:
-    """Returns the thinking under two names: clients of OpenAI's API read DeepSeek's name or vLLM's newer name."""
+    """Returns the thinking under two names, because clients of OpenAI's API read DeepSeek's name or vLLM's newer
+    name."""
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
@@ -351,14 +355,15 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"  # in a decoded_token, this stands for byt
 
 
 def completion_logprobs(each: CompletionOutput | SequenceOutput) -> dict[str, Any] | None:
-    """Returns the field "logprobs" of a completion's choice, with offsets in the text of `each`; None: no logprobs."""
+    """Returns the field "logprobs" of a completion's choice; None: no logprobs. Offsets are positions in the text of
+    `each`."""
     if each.logprobs is None:
         return None
     tokens, offsets, offset = list[str](), list[int](), 0
     chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
     for token in chosen:
         name = token.decoded_token
-        # `offset` does not count the character that the previous tokens form
+        # several tokens before this one form a character that `offset` does not count yet
         if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:
             offset = max(offset, each.text.find(name, offset))
         tokens.append(name)
@@ -384,7 +389,8 @@ def chat_logprob(
 
     Args:
         piece: returns the bytes of a token by its id. None: tokens that are not whole characters have no bytes.
-        most: the number of likeliest tokens in top_logprobs; None or -1: all. A lower-ranked sampled token is left out.
+        most: the number of likeliest tokens in top_logprobs; None or -1: all. A sampled token of a lower rank is left
+            out.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token is first
     shown = given.items() if chosen.rank <= len(given) else others

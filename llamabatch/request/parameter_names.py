@@ -1,4 +1,4 @@
-"""Names of parameters in other libraries, with our field for each, or advice if there is no such field."""
+"""Names of parameters in other libraries, each with our field for it, or with advice if we have no such field."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ ALIASES = {
 # Alias for one form of structured_outputs -> the key of this form.
 _FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
 
-# Parameters of other libraries that have no field here. Values that equal our behaviour are accepted.
+# Parameters of other libraries for which SamplingParams has no field. A value is accepted if it means our usual
+# behaviour.
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
     "use_beam_search": ((False, None), "there is no beam search; give best_of"),
@@ -63,7 +64,7 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False, None), "output.prompt is the prompt; its logprobs come with prompt_logprobs"),
 }
 
-# Parameters of other libraries that are arguments of our methods, not of SamplingParams.
+# Parameters of other libraries. With us, they are arguments of methods, not of SamplingParams.
 _ELSEWHERE = {
     "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
     **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
@@ -73,14 +74,14 @@ _ELSEWHERE = {
     "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
 }
 
-MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused with advice of their own
+MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused, each with its own advice
 
 
 def renamed(options: Mapping[str, object], fields: Collection[str], others: Iterable[str] = ()) -> dict[str, object]:
     """Renames a caller's options to the names of SamplingParams' own fields.
 
     Args:
-        options: names of fields or ALIASES, and their values, which are not checked.
+        options: names of fields or ALIASES, with values. The values are not checked.
         fields: the names of the fields.
         others: further names that the caller accepts, for the message about an unknown name.
 

@@ -1,4 +1,4 @@
-"""The thinking of an answer: its marks, and its state at the end of a prompt."""
+"""The thinking in an answer: the tags around it, and the state of the thinking at the end of a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
 CHANNEL_MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 FINAL = f"{CHANNEL}final{MESSAGE}"
 
-# The longest gap between thinking and answer: model families write up to two line breaks.
+# Maximum gap between thinking and answer: model families write up to two line breaks.
 GAP = "\n\n"
 
 
@@ -24,11 +24,11 @@ class Thinking(str, Enum):
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """The marks around the thinking of a model family.
+    """The tags that a model family writes around its thinking.
 
     Attributes:
         family: name of the family, for the plan and for messages.
-        start, end: the texts that begin and end the thinking, without white space around them.
+        start, end: the tags before and after the thinking, without white space.
         closing: the text that ends the thinking when its budget is spent: `end` with the family's line breaks.
         channels: True: messages are in channels, as in gpt-oss, and `end` is the header of the final message.
     """

@@ -1,4 +1,5 @@
-"""Request: one prompt with its parameters. Its running state is a Sequence, its result a RequestOutput."""
+"""Request: one prompt with its parameters. A Sequence is the running state of a request, and a RequestOutput is the
+result."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ class Request:
         arrival_s: time.perf_counter() when the caller made the request, seconds.
         group: requests of one call share a number; later calls have higher numbers. Policies sort only inside a group,
             so that later calls cannot delay an earlier one forever.
-        seed: params.seed, or a random number drawn at creation; a retry therefore draws the same tokens.
+        seed: params.seed, or a random number that is drawn when the request is made. So a retry draws the same tokens.
         ranked: best_of needs the cumulative logprob, even if no logprobs are asked for.
-        embed: the result is a vector, not a continuation; `params` have no meaning then.
+        embed: the result is a vector, not a continuation. `params` are then ignored.
         classify: the result is the outputs of the model's classification head; `embed` is then also True.
         adapters: adapters to apply; see adapters.adapter_set.
         score_from: index of the first prompt token to score, 1 .. number of prompt tokens - 1. The request returns the
             logprobs of the prompt from this token on and samples nothing. None: an ordinary request.
         num_truncated: number of tokens that the prompt lost (overflow="truncate").
-        resumed: output tokens that another engine emitted before it died.
-        reasoning: the marks and state of the thinking; None: unknown. No budget then applies, and structured_outputs
-            apply from the first token.
-        preserved_token_ids: special tokens whose names stay in the text even with skip_special_tokens, because the
-            parser of the answer needs them; in rising order.
+        resumed: output tokens that another engine emitted before that engine died.
+        reasoning: the tags and the state of the thinking; None: unknown. Without tags, no budget applies, and
+            structured_outputs apply from the first token on.
+        preserved_token_ids: special tokens, in rising order, whose names stay in the text even with
+            skip_special_tokens, because the parser of the answer needs these names.
         media: the pictures and sounds of the prompt, in order.
         media_runs: the runs of prompt_token_ids that represent the media, in order.
         make_parser: makes the parser of a continuation, from this request and the continuation's index; None: the text
@@ -91,21 +92,22 @@ class Request:
 
     @property
     def follows_reasoning(self) -> bool:
-        """True if the engine must follow the thinking, which has a budget or precedes a structured output."""
+        """True if the engine must follow the thinking: there is a budget, or a structured output after the thinking."""
         params = self.params
         binds = params.structure is not None and not params.structure.in_reasoning
         return self.reasoning is not None and (binds or params.thinking_token_budget is not None)
 
     @property
     def expected_tokens(self) -> int:
-        """The most prompt and output tokens of the request, as a measure of load. max_tokens of None counts as 256."""
+        """The maximum number of prompt and output tokens, as a measure of load. A max_tokens of None counts as 256."""
         output = self.params.n_copies * (self.params.max_tokens or 256)
         return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
 
 
 @dataclass(frozen=True)
 class ResumedOutput:
-    """Output tokens of an engine that has died. The next engine computes them like a prompt, and does not emit them.
+    """Output tokens of an engine that has died. The next engine computes these tokens like a prompt, and does not emit
+    them.
 
     Attributes:
         token_ids: the tokens.

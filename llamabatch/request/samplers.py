@@ -11,10 +11,10 @@ class _Sampler(NamedTuple):
     """The names of a sampler, and the values that switch it off.
 
     Attributes:
-        letter: its letter in llama-server's --sampler-seq.
-        off: fields of SamplingParams, with the values that switch the sampler off.
+        letter: the letter of the sampler in llama-server's --sampler-seq.
+        off: {field of SamplingParams: the value that switches the sampler off}.
         others: other names of the sampler.
-        is_off_below: values below those in `off` also switch the sampler off.
+        is_off_below: a value below the value in `off` also switches the sampler off.
     """
 
     letter: str
@@ -43,7 +43,7 @@ _CANONICAL = {other: name for name, each in _SAMPLERS.items() for other in (name
 
 
 def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Returns the samplers of a chain as keys of _SAMPLERS, in the order of the chain, and each unknown name once.
+    """Returns the known samplers of a chain, in order, as keys of _SAMPLERS. Also returns each unknown name once.
 
     Args:
         names: names of samplers, or their letters.
@@ -54,7 +54,7 @@ def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def switched_off(samplers: Iterable[str]) -> dict[str, Any]:
-    """Returns the fields of SamplingParams, with values, that switch off all samplers except those given."""
+    """Returns {field of SamplingParams: value} to switch off all samplers except the given ones."""
     left = _SAMPLERS.keys() - set(samplers)
     return {field: value for name in left for field, value in _SAMPLERS[name].off.items()}
 

@@ -1,4 +1,4 @@
-"""SamplingParams: how to sample one request, and when its text ends. Names are vLLM's, defaults are llama.cpp's."""
+"""SamplingParams: how one request is sampled, and when its text ends. Names are vLLM's, defaults llama.cpp's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, number, pairs, show, string
 
-MAX_CHARS = 256  # the most characters of a stop string, a bad word or a DRY breaker
+MAX_CHARS = 256  # maximum number of characters in a stop string, a bad word or a DRY breaker
 MAX_BIASES = 1024
 MAX_PROCESSORS = 64
 MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses ids that its model does not have
-MAX_N = 256  # the most continuations of one prompt
+MAX_N = 256  # maximum number of continuations of one prompt
 MAX_LOGPROBS = 1024
 MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 64
@@ -32,7 +32,8 @@ Strings = tuple[str, ...] | list[str] | str | None
 TokenIds = Iterable[int] | None
 LogitsProcessor = Callable[[list[int], Any], Any]
 
-# None in these fields means the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
+# None in one of these fields means the value in the model's GGUF. If the GGUF has no value, llama.cpp's value applies
+# (sampling/defaults.py).
 OPEN = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
     *("repetition_penalty", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -86,7 +87,8 @@ BOOLEANS = (
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling of a request, and when its text ends. Checked once, when it is made; raises SamplingError.
+    """The sampling parameters of a request. They decide how tokens are drawn, and when the text ends. The constructor
+    checks them once, and raises SamplingError.
 
     Keywords may also have the names of llama.cpp, Hugging Face and OpenAI (docs/names.md): temp, repeat_penalty,
     n_predict, guided_json. An unknown keyword raises UnknownParameterError (a TypeError) with the nearest name.
@@ -95,31 +97,31 @@ class SamplingParams:
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
     Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
     mirostat_tau, mirostat_eta, repetition_penalty and repeat_last_n are None unless given. None means the value of the
-    model's GGUF (general.sampling.*), else the default in brackets: llama.cpp's (common/common.h) except for
-    repeat_last_n.
+    model's GGUF (general.sampling.*). If the GGUF has no such value, the default in brackets applies. The defaults are
+    llama.cpp's (common/common.h), except that of repeat_last_n.
 
     Attributes:
         n: number of continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
-        best_of: generate this many continuations and return the n with the highest mean logprob of their tokens; None:
-            n.
-        max_tokens: the most tokens to generate, including the end-of-generation token; None: until the model stops or
-            the request has used its n_ctx.
+        best_of: generate this many continuations, and return the n continuations with the highest mean logprob per
+            token; None: n.
+        max_tokens: maximum number of tokens to generate, including the end-of-generation token; None: until the model
+            stops or the request has used its n_ctx.
         min_tokens: no end-of-generation token, stop token or stop string ends the text before this many tokens.
         temperature: 0 is greedy: the likeliest token, or the lowest id of equally likely tokens. [0.8]
         top_k: keep the k likeliest tokens; 0 or -1: all. [40]
         top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all. [0.95]
         min_p: keep tokens at least min_p times as probable as the likeliest; 0: all. [0.05]
-        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this sum of probabilities (locally
-            typical sampling); 1: all.
+        typical_p: locally typical sampling: keep the tokens whose surprise is nearest to the entropy, until their
+            probabilities sum to typical_p; 1: all.
         top_n_sigma: keep logits within this many standard deviations of the largest; 0 or below: all.
         xtc_probability, xtc_threshold: "exclude top choices": with this probability, drop all tokens above the
             threshold except the least likely of them. A threshold above 0.5 has no effect. [0, 0.1]
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
             yourself": a token that would extend a repeated run of at least dry_allowed_length tokens loses multiplier *
             base ** (length of the run - dry_allowed_length). dry_penalty_last_n is the number of last tokens that are
-            searched, -1: all. A multiplier or dry_penalty_last_n of 0: off.
-        mirostat, mirostat_tau, mirostat_eta: mirostat 1 or 2 replaces the cuts above: it keeps the surprise near tau
-            bits, with learning rate eta; 0: off. [0, 5, 0.1]
+            searched; -1: all. DRY is off if the multiplier or dry_penalty_last_n is 0.
+        mirostat, mirostat_tau, mirostat_eta: mirostat 1 or 2 replaces the cuts above. Mirostat keeps the surprise near
+            tau bits, with the learning rate eta. 0: off. [0, 5, 0.1]
         dynatemp_range, dynatemp_exponent: the temperature varies from temperature - range to temperature + range with
             the entropy; 0: off.
         samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
@@ -131,24 +133,24 @@ class SamplingParams:
             preemption never change it. Continuation k draws with seed + k. None: a fresh random seed for each request.
         stop: strings that end the text; the text is cut before the first stop string.
         stop_token_ids: tokens that end the text like an end-of-generation token.
-        include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
+        include_stop_str_in_output: the text keeps the stop string, or the text of the stop token.
         ignore_eos: continue after an end-of-generation token, as after any other token.
-        bad_words: strings whose tokens never follow one another in the text. Each string is tokenized with and without
-            a space before.
-        repetition_penalty: divides positive logits of tokens in prompt or output, and multiplies negative ones; 0.01 ..
-            100, 1: none. [1]
+        bad_words: strings to exclude. Each string is tokenized twice, with and without a space before it. These two
+            token sequences never come in the text.
+        repetition_penalty: positive logits of tokens in prompt or output are divided by this number, and negative
+            logits are multiplied by it; 0.01 .. 100, 1: none. [1]
         presence_penalty: subtracted from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: subtracted from the logit of a token for each time that the token is in the output; -2 .. 2.
         repeat_last_n: the penalties count this many last tokens of prompt and output; -1: all, 0: none. [-1]
-        prompt_ignore_length: the penalties skip this many first tokens of the prompt; None: they count all tokens.
+        prompt_ignore_length: the penalties skip this many tokens at the start of the prompt; None: no token is skipped.
         logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids. Ids may be texts, as in JSON.
             Kept as a tuple of pairs.
-        allowed_token_ids: only these tokens may come; None: all.
-        logprobs: return the logprob of each output token and of this many likeliest tokens; 0 .. 1024, -1: the whole
-            vocabulary, None: no logprobs. At most 4,194,304 logprobs a request.
-        prompt_logprobs: as logprobs, for the tokens of the prompt.
-        logprob_token_ids: also return the logprobs of these tokens at the place of each output token. With
-            logprobs=None, only logprobs of these tokens and of the output token are returned.
+        allowed_token_ids: only these tokens may be sampled; None: all.
+        logprobs: return the logprobs of each output token and of this many likeliest tokens in its place; 0 .. 1024,
+            -1: the whole vocabulary, None: no logprobs. At most 4,194,304 logprobs a request.
+        prompt_logprobs: the same as `logprobs`, but for the tokens of the prompt.
+        logprob_token_ids: also return the logprobs of these tokens in the place of each output token. With
+            logprobs=None, only the logprobs of these tokens and of the output token are returned.
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …}, {"choice":
             [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}, {"structural_tag": free
@@ -161,7 +163,7 @@ class SamplingParams:
             copy of the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception
             in f ends the request with an error. Not available if the engine is in a child process.
         priority: a waiting request with a lower number enters first, as in vLLM.
-        background: the request uses only batch rows that other requests leave free.
+        background: the request uses only batch rows that are not needed by other requests.
         deadline_s: the request ends with an error this many seconds after its arrival; None: never.
         overflow: the action when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
             "truncate": a prompt above n_ctx loses its beginning, and a conversation its oldest turns; "shift": the
@@ -170,17 +172,17 @@ class SamplingParams:
             whole prompt; None: 0. A BOS always stays.
         truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as
             overflow="truncate"; None: all.
-        thinking_token_budget: number of thinking tokens after which the engine ends the thinking with the text of the
-            model's family; 0: as soon as it begins; None: the model decides. For models of a known family
-            (LLM.plan.reasoning), or with reasoning_tags.
-        skip_reading_prefix_cache: compute the whole prompt, even if other requests have computed its beginning. The
+        thinking_token_budget: number of thinking tokens after which the engine ends the thinking, with the text of the
+            model's family; 0: the engine ends the thinking as soon as it begins; None: the model decides. For models of
+            a known family (LLM.plan.reasoning), or with reasoning_tags.
+        skip_reading_prefix_cache: compute the whole prompt, even if other requests have computed its start. The
             continuations of one request still share the prompt's cells.
-        cache_salt: only requests with the same salt share cells of prompts. The time to first token then reveals
-            nothing about other tenants' prompts. 1 to 256 characters; None: shared among requests without a salt.
-        post_sampling_probs: logprobs of output tokens come from the distribution that a token is drawn from, after
-            logit_bias, penalties, masks, temperature and all samplers, instead of the model's own. Tokens that cannot
-            be drawn are not among the likeliest. Such a token has the logprob -9999 if logprob_token_ids names it, or
-            if the engine writes it to end the thinking. A request with this option gets no speculative tokens.
+        cache_salt: only requests with the same salt share cells of prompts. So the time to first token reveals nothing
+            about other tenants' prompts. 1 to 256 characters; None: cells are shared among requests without a salt.
+        post_sampling_probs: True: logprobs of output tokens come from the final distribution, after logit_bias,
+            penalties, masks, temperature and all samplers. False: they come from the model's own distribution. Tokens
+            that cannot be drawn are not among the likeliest. Such a token has the logprob -9999 if logprob_token_ids
+            names it, or if the engine writes it to end the thinking. With True, the request gets no speculative tokens.
     """
 
     n: int = 1
@@ -237,7 +239,7 @@ class SamplingParams:
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
-        # defaults need no check, and to check them would take longer than all other work for a request with few fields
+        # defaults need no check; for a request with few fields, a check would take longer than all other work
         given = {name: value for name, value in vars(self).items() if value is not _DEFAULTS.get(name, _UNKNOWN)}
         for name, (least, most) in NUMBERS.items():
             if name in given and (given[name] is not None or name not in OPEN):
@@ -250,7 +252,7 @@ class SamplingParams:
                 self._keep(name, boolean(SamplingError, name, given[name]))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
-        # values that may be of several types become tuples, which can be compared and hashed
+        # a value that may have several types becomes a tuple, which can be compared and hashed
         for name, check in _CHECKS.items():
             if name in given:
                 self._keep(name, check(given[name]))
@@ -385,7 +387,7 @@ class SamplingParams:
 
 
 def _or_none(name: str) -> str:
-    """Returns the end of an error message, which says that a field may be None; "" if None is not allowed."""
+    """Returns the end of an error message for a field that may also be None; "" if None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
     return ", or None" if name in OPEN or name in OPTIONAL_INTEGERS else ""
@@ -400,7 +402,7 @@ def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> 
     """Returns one string or several as a tuple. Raises SamplingError unless each has 1 to MAX_CHARS characters.
 
     Args:
-        most: the largest number of strings.
+        most: maximum number of strings.
         to_tokens: True: the strings are tokenized later, so half a surrogate pair is also refused.
     """
     if given is None:

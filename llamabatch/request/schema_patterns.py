@@ -1,7 +1,7 @@
-"""Translates patterns of JSON schemas (expressions of ECMA-262) to the notation that llguidance reads (Rust's regex).
+"""Translates patterns of JSON schemas (ECMA-262) to the notation that llguidance reads (Rust's regex).
 
-The notations differ within character classes: Rust nests classes, and joins them with &&, -- and ~~. Each class is
-therefore rewritten as ranges. llguidance 1.9 has a fault: a class with all control characters, such as [^"], also
+The notations differ within character classes: in Rust, classes may be nested, and joined with &&, -- and ~~. Each class
+is therefore rewritten as ranges. llguidance 1.9 has a fault: a class with all control characters, such as [^"], also
 matches an escaped quotation mark or backslash. So a class loses the control characters that it does not name.
 """
 
@@ -158,7 +158,7 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def _letter(code: int) -> str:
-    """Returns a character in the form for a class. ASCII letters and digits do not change."""
+    """Returns a character as it is written in a class. ASCII letters and digits do not change."""
     char = chr(code)
     if char in _ESCAPES:
         return _ESCAPES[char]

@@ -26,20 +26,21 @@ class Sequence:
     Attributes:
         token_ids: prompt and output so far.
         num_computed: number of token_ids that are computed.
-        num_discarded: number of token_ids that have lost their cells; positions of later tokens are lower by this
+        num_discarded: number of token_ids that have lost their cells. The positions of later tokens are lower by this
             number.
-        least_cut: the fewest tokens to which the cells can be cut. A restored sliding window has no older cells.
+        least_cut: the cells cannot be cut to fewer tokens, because a restored sliding window has no older cells.
         slot: seq id in the KV cache; None while the sequence waits.
-        number: number of the request in the order of arrival at the scheduler.
-        family: (most expected tokens, lowest `number`) of the requests that arrived together and begin alike.
-        overtaken: how often a later request entered first.
+        number: position of the request in the order of arrival at the scheduler.
+        family: (highest expected_tokens, lowest `number`) of the requests that arrived together and start with the same
+            tokens.
+        overtaken: how often a later request entered before this one.
         last_step: number of the last step that computed the sequence, for round robin.
         scores: True: the sequence samples nothing and ends with the logprobs of its prompt.
         shifts: True: a full slot drops its oldest tokens (overflow="shift").
         logprobs: the logprobs that the request asks for; None: it asks for no logprobs.
         num_cached: number of prompt tokens whose cells were copied when the sequence first began to compute.
-        shared_from: `number` of the running sequence whose cells were copied, directly or through other sequences;
-            None: no cells were copied from a running sequence.
+        shared_from: `number` of a running sequence, the source of the copied cells, directly or through other
+            sequences; None: no cells were copied from a running sequence.
         not_held: the parts of the requested structure that are not enforced.
         last_token_s: time.perf_counter() of the last output token.
         media_runs: the runs of the prompt that represent pictures and sounds.
@@ -54,7 +55,7 @@ class Sequence:
         self.num_cached = 0
         self.least_cut = 0
         self.shared_from: int | None = None
-        self._began = False  # True: the sequence has had cells
+        self._began = False  # True: the sequence has had cells before
         self.slot: int | None = None
         self.number: int | None = None
         self.family = (request.expected_tokens, 0)
@@ -67,7 +68,7 @@ class Sequence:
         self.error: str | None = None
         self.scores = request.score_from is not None
         if self.scores:
-            self.token_ids.pop()  # the last token is not computed; the row of the token before gives its logprob
+            self.token_ids.pop()  # the last token is not computed: its logprob is in the row before
         self.logprobs = LogprobRecord.of_request(
             request.params,
             request.prompt_token_ids,
@@ -108,12 +109,12 @@ class Sequence:
 
     @property
     def most_cells(self) -> int:
-        """The most cells that the sequence may use."""
+        """The maximum number of cells that the sequence may use."""
         return min(self._num_prompt + self._max_output - 1, self._n_ctx)
 
     @property
     def num_cells(self) -> int:
-        """The number of cells of the sequence. Also the position of the next token to compute."""
+        """The number of cells of the sequence. This is also the position of the next token to compute."""
         return self.num_computed - self.num_discarded
 
     @property
@@ -132,17 +133,18 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """The number of known tokens that are not computed. 1 means a decode row, unless the sequence scores."""
+        """The number of known tokens that are not computed. If this is 1, the sequence decodes, unless it scores."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def most_steps_left(self) -> int:
-        """The number of output tokens that can still come."""
+        """The maximum number of output tokens that are still to come."""
         return self._max_output - self.num_output
 
     @property
     def most_shared(self) -> int:
-        """The most leading tokens whose cells this sequence may copy. Its last token must be computed, to get a row."""
+        """The maximum number of leading tokens whose cells this sequence may copy. The last token must be computed,
+        because its row of logits is needed."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
@@ -151,7 +153,8 @@ class Sequence:
         """Returns the number of prompt tokens up to the last end of a turn.
 
         Args:
-            most: only an end among this many last tokens counts; without such an end, all prompt tokens are counted.
+            most: number of last tokens that are searched for an end. If they contain no end, all prompt tokens are
+                counted.
         """
         is_eog, end = self._vocabulary.is_eog, self._num_prompt
         tail = enumerate(self.token_ids[max(0, end - most) : end], max(0, end - most) + 1)
@@ -166,9 +169,10 @@ class Sequence:
         return count
 
     def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
-        """Returns the number of tokens for the next call, and their media run; None for text.
+        """Returns the number of tokens for the next call, and the media run of these tokens (None for text).
 
-        The number is at most `count`, except that one call must compute the whole rest of a run that is not causal.
+        The number is at most `count`. It may be larger for a run that is not causal, because one call must compute the
+        whole rest of this run.
         """
         at = self.num_computed
         for run in self.media_runs:
@@ -200,14 +204,14 @@ class Sequence:
     def begin_at(self, count: int) -> None:
         """Starts the sequence with existing cells for its first `count` tokens.
 
-        Cells that a preempted sequence gets when it starts again do not count as cached, as in vLLM.
+        If a preempted sequence starts again, its existing cells do not count as cached, as in vLLM.
         """
         self.num_computed = count
         if not self._began:
             self.num_cached = min(count, self._num_prompt)
 
     def preempt(self) -> None:
-        """Leaves the slot. The tokens stay and are computed again later."""
+        """Takes the sequence out of its slot. The tokens stay, and are computed again later."""
         self._began = self._began or self.num_computed > 0
         self.slot = None
         self.shared_from = None
@@ -222,11 +226,11 @@ class Sequence:
             self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Drops the older half of the full cells, except a BOS and n_keep tokens. Returns the position and number of
-        the dropped cells.
+        """Drops the older half of the cells when all are full. A BOS and n_keep tokens stay. Returns the position of
+        the first dropped cell, and the number of dropped cells.
 
-        The moment of a shift depends on the number of computed tokens alone. A sequence that is computed again
-        therefore gets the same cells.
+        The moment of a shift depends only on the number of computed tokens. So a sequence that is computed again gets
+        the same cells.
         """
         has_bos = 1 if self.token_ids[0] == self._vocabulary.bos else 0
         kept = kept_tokens(self.request.params, self._num_prompt, self._n_ctx, has_bos)
@@ -307,7 +311,7 @@ class Sequence:
 
 
 def kept_tokens(params: SamplingParams, num_prompt: int, n_ctx: int, least: int) -> int:
-    """Returns the number of first tokens that stay when `overflow` drops tokens.
+    """Returns how many first tokens stay when `overflow` drops tokens.
 
     Args:
         least: 1 for a prompt with a BOS, else 0.

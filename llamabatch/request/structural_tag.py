@@ -16,8 +16,8 @@ from llamabatch.request.json_schema import held
 from llamabatch.request.lark_rules import ANY, GUIDANCE, quoted, slashed
 from llamabatch.utils.checks import nearest, show
 
-MAX_DEPTH = 32  # the most levels of nested formats
-MAX_TAGS = 256  # the most items of a list
+MAX_DEPTH = 32  # maximum depth of nested formats
+MAX_TAGS = 256  # maximum number of items in a list
 
 _TEXT = f"TEXT: {ANY}\n"
 
@@ -65,8 +65,8 @@ def _from_structures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Lark:
-    """The rules of one grammar. A format and the text after the format become one expression, because the
-    expression of free text depends on the text that ends it."""
+    """The rules of one grammar. A format and the text after it become one expression, because an expression for free
+    text must include the text that ends it."""
 
     def __init__(self, split: Split) -> None:
         self.rules: list[str] = []
@@ -108,7 +108,7 @@ class _Lark:
         return " ".join(part.name if isinstance(part, Special) else quoted(part) for part in parts)
 
     def free(self, end: Sequence[Part]) -> str:
-        """Returns the expression of any text up to and including `end`; of any text if `end` is empty."""
+        """Returns an expression for any text up to and including `end`; for any text at all if `end` is empty."""
         if not end:
             return "TEXT"
         first, *rest = end
@@ -172,7 +172,7 @@ class _Lark:
         return f"{self.text(begin)} {rest}".lstrip()
 
     def _tag_parts(self, given: Mapping[str, Any], end: tuple[Part, ...], depth: int) -> tuple[tuple[Part, ...], str]:
-        """Returns the text that begins a tag, and the expression of the rest of the tag."""
+        """Returns the text at the start of a tag, and an expression for the rest of the tag."""
         own = self._parts("end", given.get("end", ""), empty=True)
         content = self.of(given.get("content"), _joined(own, end), depth)
         return self._parts("begin", given.get("begin"), empty=True), content

@@ -1,6 +1,6 @@
-"""Structure: `structured_outputs` as a kind and a text. It can be compared, hashed and sent to another process.
+"""Structure: `structured_outputs` as a kind and a text, which can be compared, hashed and sent to other processes.
 
-This module does not compile grammars. sampling/ does, because it needs a vocabulary and a trial of hostile grammars.
+Grammars are compiled in sampling/, because this needs a vocabulary and a trial of hostile grammars.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
 from llamabatch.request import json_schema, structural_tag
-from llamabatch.request.lark_rules import MAX_CHARS  # here also the limit of a schema, a regex, or all choices together
+from llamabatch.request.lark_rules import MAX_CHARS  # also the limit of a schema, a regex, or all choices together
 from llamabatch.utils.checks import boolean, half_character, items, mapping, nearest, show, string
 
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes from a conversation's tools; callers cannot name it
 IN_REASONING = "enable_in_reasoning"
-LENIENT = "lenient"  # key beside "json"; True: keywords that no grammar can enforce are left out, not refused
+LENIENT = "lenient"  # key next to "json"; True: leaves out keywords that no grammar can enforce
 ANY_OBJECT = '{"type": "object"}'
 
-CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error for a too costly grammar
-_MOST_NAMED = 1000  # the most parts in not_held
+CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error for a costly grammar
+_MOST_NAMED = 1000  # maximum number of parts in not_held
 _MOST_KEPT = 16  # number of checked structures in the cache
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot contain these
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps half a surrogate pair; the other half may follow
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # characters that UTF-8 or the notation of a grammar cannot contain
 
 
 class Structure(NamedTuple):
@@ -89,7 +89,7 @@ def structure(given: object) -> Structure | None:
 
 
 def _json_structure(text: str, lenient: bool) -> Structure:
-    """Returns the Structure of a JSON schema, with not_held. Raises SamplingError."""
+    """Returns the Structure of a JSON schema, including the field not_held. Raises SamplingError."""
     try:
         schema, not_held = json_schema.read(json.loads(text), lenient=lenient)
         return Structure("json", _short_enough("json", json.dumps(schema)), not_held=not_held)
@@ -98,7 +98,8 @@ def _json_structure(text: str, lenient: bool) -> Structure:
 
 
 def _checked(given: Structure) -> Structure:
-    """Returns a Structure after the checks that any other value gets: a caller or another process may have made it."""
+    """Checks a Structure like any other value, because a caller or another process may have made it. Returns the
+    checked Structure."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
@@ -110,7 +111,7 @@ def _checked(given: Structure) -> Structure:
 
 @functools.lru_cache(_MOST_KEPT)
 def _read(kind: str, text: str) -> Structure:
-    """Returns a checked Structure. Cached, because each copy of a request's parameters repeats the check."""
+    """Returns a checked Structure. Cached, because every copy of a request's parameters repeats the check."""
     content: object = text
     if kind == "choice":
         try:
@@ -121,7 +122,7 @@ def _read(kind: str, text: str) -> Structure:
 
 
 def _response_format(given: dict[Any, Any], lenient: bool) -> Structure | None:
-    """Returns the Structure of a response_format: OpenAI's, or llama_cpp.Llama's with its schema beside the type."""
+    """Returns the Structure of a response_format: OpenAI's, or llama_cpp.Llama's with its schema next to the type."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:
         shown = show(given["type"])

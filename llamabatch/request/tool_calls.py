@@ -1,4 +1,4 @@
-"""ToolCall and ToolCallDelta: a whole call of a function that the model wrote, and a part of one."""
+"""ToolCall: a whole call of a function that the model wrote. ToolCallDelta: a part of a call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs use for a text that is not a JSON object
+NO_OBJECT = "INVALID_JSON"  # key that Anthropic's programs use for a text that is not a JSON object
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call by name; {} for an empty text. A text that is not a JSON object (a cut text, for
-    example) becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
+    """Returns the arguments of a call by name; {} for an empty text. For a text that is not a JSON object (a cut text,
+    for example), returns {NO_OBJECT: the text}. Line breaks within a string are accepted."""
     if not arguments.strip():
         return {}
     try:
@@ -27,11 +27,12 @@ class ToolCall:
     """A call of one of the tools.
 
     Attributes:
-        id: the message with the call's result names this id. Equal prompt, seed and place give an equal id.
+        id: the message with the call's result repeats this id. Equal prompt, seed and place give an equal id.
         name: name of the function.
         arguments: JSON text of an object, as the model wrote it; incomplete if the output was cut, invalid if the model
             made an error.
-        text_offset: number of characters of the answer's text before the call; None: all. Ignored in comparisons.
+        text_offset: number of characters of the answer's text before the call; None: the whole text is before the call.
+            Ignored in comparisons.
     """
 
     id: str
@@ -58,7 +59,7 @@ class ToolCallDelta:
     """The part of a call that one step produces.
 
     Attributes:
-        index: number of the call among the calls of its continuation.
+        index: position among the calls of the continuation (from 0).
         id, name: id and name of the call in its first delta; None in later deltas.
         arguments: the new JSON text. The joined texts of all deltas are the `arguments` of the call.
         text_offset: in the first delta, the text_offset of the call.
@@ -82,7 +83,7 @@ AnyCall = TypeVar("AnyCall", ToolCall, ToolCallDelta)
 
 
 def in_order(text: str, calls: Iterable[AnyCall], start: int = 0) -> Iterator[str | AnyCall]:
-    """Yields text and calls in the order in which the model wrote them. Skips empty text.
+    """Yields text and calls in the order of the model's output. Skips empty text.
 
     Args:
         text: the text of the answer, or of a piece of the answer.

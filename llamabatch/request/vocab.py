@@ -25,17 +25,17 @@ class TokenSource(Protocol):
 
 
 class Vocab:
-    """The vocabulary of a model. len() counts its tokens; iteration yields the tokens in the vocabulary's form, by
-    rising id.
+    """The vocabulary of a model. len() returns the number of tokens. Iteration yields the vocabulary's form of each
+    token, by rising id.
 
     The vocabulary's form of a token is not its text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
-    text. This process has the vocabulary even if the engine is in a child process. After close(), methods raise
-    EngineClosedError, except for data that they have already read.
+    text. The vocabulary is in this process, even if the engine is in a child process. After close(), a method raises
+    EngineClosedError unless it has read the data already.
 
     Attributes:
-        special_ids: llama.cpp's name of a special token -> its id, for the special tokens that the model has: "bos",
-            "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre" and so on.
-        source: the model that the vocabulary is read from.
+        special_ids: the model's special tokens. Keys: llama.cpp's names, such as "bos", "eos", "eot", "sep", "nl",
+            "pad", "mask" and "fim_pre". Values: token ids.
+        source: the model. The vocabulary is read from this object.
     """
 
     def __init__(self, source: TokenSource) -> None:
@@ -89,7 +89,7 @@ class Vocab:
         call reads the whole vocabulary.
 
         Raises:
-            PromptError: the vocabulary has no such token; tokenize() works for any text.
+            PromptError: the vocabulary has no such token. Use tokenize() for other texts.
         """
         found = self._by_token().get(token) if isinstance(token, str) else None
         if found is None:

@@ -1,3 +1,2 @@
-"""Samples tokens from logits: native and numpy samplers, sampler chain, masks, grammars and draft verification. Does
-not use llama.cpp. Imports `planning` and the packages below it.
-"""
+"""Samples tokens from logits: native and numpy samplers, sampler chain, masks, grammars and draft verification. This
+package does not use llama.cpp. Imports `planning` and the packages below it."""

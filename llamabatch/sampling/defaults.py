@@ -1,7 +1,8 @@
 """FilledParams: SamplingParams with a value in every field, from the request, the model's GGUF or llama.cpp.
 
-The keys general.sampling.* of a GGUF (llama.h: LLAMA_MODEL_META_KEY_SAMPLING_*) may contain values that the makers of
-the model recommend. A field that the request leaves open gets the model's value, as in llama.cpp's own programs.
+The makers of a model may recommend values in the keys general.sampling.* of its GGUF (llama.h:
+LLAMA_MODEL_META_KEY_SAMPLING_*). If a request has no value for a field, the model's value applies, as in llama.cpp's
+own programs.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ class FilledParams(SamplingParams):
 
     @property
     def log_min_p(self) -> float:
-        """The lowest logit that min_p keeps, minus the best logit; -inf: min_p keeps all."""
+        """The lowest logit that min_p keeps, minus the best logit; -inf: min_p keeps all tokens."""
         return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
 
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
-    """Returns a copy. Fields that are None get the values of `defaults`, a mapping with all names of OPEN."""
+    """Returns a copy of `params`. Fields that are None get the values of `defaults`, a mapping with all names of
+    OPEN."""
     filled = FilledParams.__new__(FilledParams)
     filled.__dict__.update(vars(params))  # the constructor would check long lists again
     for name in OPEN:
@@ -104,12 +106,13 @@ def _other_order(params: FilledParams) -> tuple[str, ...] | None:
 
 
 def defaults_of(metadata: Mapping[str, str]) -> Defaults:
-    """Returns the defaults of a GGUF with this metadata, and llama.cpp's where the GGUF has none."""
+    """Returns the defaults of a GGUF with this metadata. If the GGUF has no value for a field, llama.cpp's value is
+    used."""
     return {**DEFAULTS, **given_by(metadata)}
 
 
 def given_by(metadata: Mapping[str, str]) -> Defaults:
-    """Returns only the defaults that the GGUF contains. Warns of impossible values, and leaves them out."""
+    """Returns only the defaults in the GGUF. Warns about impossible values, and leaves them out."""
     found: dict[str, float] = {}
     for name, key in _KEYS.items():
         if key not in metadata:
@@ -117,7 +120,7 @@ def given_by(metadata: Mapping[str, str]) -> Defaults:
         try:
             value = float(metadata[key])
             if name in ("temperature", "top_k"):
-                value = max(value, 0.0)  # in llama.cpp a negative temperature means greedy, a negative top_k no limit
+                value = max(value, 0.0)  # in llama.cpp, a negative temperature is greedy; a negative top_k: no limit
             value = int(value) if name in _WHOLE else value
             SamplingParams(**{name: value})  # type: ignore[arg-type]
             found[name] = value

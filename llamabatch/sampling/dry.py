@@ -1,8 +1,8 @@
-"""DryPenalty: the length of the repeated run that each token would extend if it came next. Pure Python.
+"""DryPenalty: finds the tokens that would extend a repeated run, and the lengths of these runs. Pure Python.
 
 The rules are those of llama.cpp's sampler (llama_sampler_init_dry). That sampler reads the whole window for each token.
-Here a new token takes little work, because repeated runs can only end at earlier places of the last token. Each of
-these runs is one token longer than the run that ended one place before.
+Here a new token takes little work. A repeated run can only end at an earlier place of the last token. The run is one
+token longer than the run that ended one place before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _MAX_BREAKER_BYTES = 40
-_MAX_TAIL = 20  # the most tokens of a breaker after its first token
+_MAX_TAIL = 20  # maximum number of tokens in a breaker after its first token
 
 Tails = Mapping[int, frozenset[tuple[int, ...]]]
 
@@ -22,7 +22,7 @@ class DryPenalty:
     Args:
         tails: the sequence breakers, as returned by breaker_tokens. No run may cross a breaker.
         shortest: runs of fewer tokens are ignored (dry_allowed_length).
-        window: the number of last tokens that are searched; -1: all.
+        window: the number of last tokens that are searched; -1: all tokens.
     """
 
     def __init__(self, tails: Tails, shortest: int, window: int = -1) -> None:
@@ -32,7 +32,7 @@ class DryPenalty:
         self._window = window
         self._tokens: list[int] = []
         self._places: dict[int, deque[int]] = {}  # token -> its places in the window
-        self._runs: dict[int, int] = {}  # earlier place of the last token -> length of the run that ends there
+        self._runs: dict[int, int] = {}  # earlier place of the last token -> length of the run that ends at this place
         self._break = (-1, -1)  # places of the first and last token of the last breaker
 
     def __len__(self) -> int:
@@ -71,7 +71,8 @@ class DryPenalty:
         return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
 
     def lengths(self) -> dict[int, int]:
-        """Returns token -> length of the repeated run that the token would extend, for runs of at least `shortest`."""
+        """Returns the tokens that would extend a repeated run, each with the length of its run. Ignores runs of fewer
+        than `shortest` tokens."""
         n = len(self._tokens)
         seen = n if self._window < 0 else min(n, self._window)
         head, end = self._break
@@ -93,11 +94,13 @@ class DryPenalty:
 def breaker_tokens(
     breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
 ) -> Tails:
-    """Returns the spellings of all breakers: first token -> tuples of the tokens after it, () for a single token.
+    """Returns the token sequences that contain a breaker. Keys: their first tokens. Values: the tokens after the first.
+
+    For a sequence of one token, the tokens after the first are ().
 
     Args:
         token_bytes: returns the text of a token id, or the name of a special token.
-        tokenize: returns the tokens of the rest of a string, without special tokens.
+        tokenize: returns the tokens of a string, without special tokens. The string is the end of a breaker.
     """
     tails: dict[int, set[tuple[int, ...]]] = {}
     words = [token_bytes(token_id) for token_id in range(n_vocab)]
@@ -114,15 +117,15 @@ def breaker_tokens(
 
 
 def _runs_to_the_end(tokens: Sequence[int], window: int) -> dict[int, int]:
-    """Returns place -> length of the run that ends there, for earlier places of the last token.
+    """Returns a dict: each earlier place of the last token -> length of the run that ends at this place.
 
     The tokens of a run equal the last tokens of the text.
 
-    Uses the Z function of the reversed text (Gusfield 1997). Its time is proportional to the length of the text.
+    Uses the Z function of the reversed text (Gusfield 1997). The time is proportional to the length of the text.
     """
     n = len(tokens) if window < 0 else min(len(tokens), window)
     backwards = list(reversed(tokens[len(tokens) - n :]))
-    z, left, right = [0] * n, 0, 0  # [left, right): the match that ends last
+    z, left, right = [0] * n, 0, 0  # [left, right) is the match with the greatest end
     for k in range(1, n):
         length = min(right - k, z[k - left]) if k < right else 0
         while k + length < n and backwards[length] == backwards[k + length]:

@@ -1,4 +1,4 @@
-"""Compiles grammars for the vocabulary of one model, after a trial in a separate process, and keeps them."""
+"""Compiles grammars for the vocabulary of one model, and keeps them. A separate process tries each grammar first."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # number of compiled or refused grammars that are kept
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
-_MOST_LEFT_OUT = 8  # the most functions of one request that may be left out because of their schemas
-_REMEMBER_BAD_S = 60.0  # seconds until a refused grammar may be tried again: the machine may be less busy then
-MOST_SECONDS = 1.5  # the most CPU time to try a grammar out; most grammars need 1 to 20 ms
-_PATIENCE_S = 30.0  # the longest wait for an answer of the trial's process
-_STACK = 16 * 2**20  # stack of the thread that compiles, in bytes; several times the trial's stack
-_TEXTS = 4096  # forced texts that are kept with their tokens: a schema forces the same names often
-_YIELD_EVERY = 512  # tokens that are read (in about 1 ms) before other threads may run
+_MOST_LEFT_OUT = 8  # maximum number of functions to leave out of a request because of their schemas
+_REMEMBER_BAD_S = 60.0  # seconds until a refused grammar is tried again, because the machine may be less busy then
+MOST_SECONDS = 1.5  # maximum CPU seconds to try a grammar out; most grammars need 1 to 20 ms
+_PATIENCE_S = 30.0  # maximum seconds to wait for an answer of the trial's process
+_STACK = 16 * 2**20  # stack of the compiling thread in bytes: several times the stack in the trial
+_TEXTS = 4096  # number of forced texts that are kept with their tokens: a schema often forces the same names
+_YIELD_EVERY = 512  # number of tokens that are read (in about 1 ms) before other threads may run
 # This program runs grammar_sandbox.py without the rest of the package, because importing the package takes longer.
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
@@ -57,7 +57,8 @@ class GrammarModel(Tokenizer, Protocol):
 
 
 class Grammars:
-    """The grammars of one model. Safe to call from any thread. The first request starts the trial and the thread.
+    """The grammars of one model. Safe to call from any thread. The first request starts the process that tries grammars
+    and the thread that compiles them.
 
     Args:
         model: must stay open until `close`.
@@ -66,7 +67,7 @@ class Grammars:
     def __init__(self, model: GrammarModel) -> None:
         self._model = model
         self._lock = threading.Lock()
-        # each future with the time.monotonic() at which it was requested
+        # structure -> (future of its grammar, time.monotonic() when the work was started)
         self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
         self._tried: OrderedDict[Structure, tuple[Future[str], float]] = OrderedDict()
         self._names: list[str] = []  # names of special tokens
@@ -84,12 +85,13 @@ class Grammars:
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """Returns the future of the grammar in llguidance's form after its trial. Errors are as for `compile`. A
-        process without an engine can call this method, because a grammar that is only tried cannot crash it."""
+        """Returns the future of the grammar in llguidance's form. The grammar is tried but not compiled, so it cannot
+        crash this process. A process without an engine can call this method, too. Errors are as for `compile`."""
         return self._future(self._tried, structure, self._try_out)
 
     def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """Returns the future of a structure's grammar. Starts the work if there is no future, or if it is stale."""
+        """Returns the future of a structure's grammar. Starts the work if there is no future, or if the future is
+        stale."""
         structure = structure._replace(in_reasoning=False)  # the grammar does not depend on in_reasoning
         with self._lock:
             if self._closed:
@@ -137,7 +139,8 @@ class Grammars:
             return self._grammar(structure)[0]
 
     def _grammar(self, structure: Structure) -> tuple[str, tuple[str, ...]]:
-        """Returns a structure in llguidance's form, after its trial, and the names of functions that were left out."""
+        """Tries a structure. Returns its grammar in llguidance's form, and the names of functions that were left
+        out."""
         if not self._model.eog_ids:
             raise SamplingError("structured_outputs need a model that has an end-of-generation token")
         self._read_vocabulary()
@@ -169,7 +172,8 @@ class Grammars:
         return 0
 
     def _lark(self, structure: Structure) -> Structure:
-        """Returns a structural tag as a grammar with this vocabulary's special tokens; other structures unchanged."""
+        """Converts a structural tag to a grammar with this vocabulary's special tokens. Returns other structures
+        unchanged."""
         if structure.kind != "structural_tag":
             return structure
         return Structure("grammar", structural_tag.to_lark(structure.text, self._split))
@@ -237,7 +241,7 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Returns the model's own tokens of a text that the grammar forces. The tokens spell exactly this text."""
+        """Returns the model's own tokens for a text forced by the grammar. The tokens spell exactly this text."""
         data = text.encode() if isinstance(text, str) else text
         if data not in self._spelled:
             if len(self._spelled) >= _TEXTS:
@@ -255,7 +259,8 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Returns tokens of a text up to the first byte that begins no token. Each token is the longest that fits."""
+        """Converts a text to tokens. Takes the longest token that fits each time. Stops at the first byte where no
+        token fits."""
         tokens, at = [], 0
         while at < len(text):
             longest = min(self._longest, len(text) - at)
@@ -269,7 +274,7 @@ class _Vocabulary:
 
 
 class _RefusedError(SamplingError):
-    """The trial refuses the grammar. `line`: number of the faulty line, from 1 on; 0: unknown."""
+    """The trial refuses the grammar. `line` is the faulty line (from 1); 0: unknown."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -277,7 +282,7 @@ class _RefusedError(SamplingError):
 
 
 class Trial:
-    """A process that tries grammars out. A grammar starts the process if it does not run.
+    """A process that tries grammars out. If the process does not run, `run` starts it.
 
     Args:
         names: names of the model's special tokens. The list must be complete before the first run().
@@ -291,8 +296,8 @@ class Trial:
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
-        """Returns `tried` in llguidance's form. Raises SamplingError if the grammar is bad or needs more time or memory
-        than the process allows. The error names the kind of `structure`, which the caller gave."""
+        """Returns `tried` in llguidance's form. Raises SamplingError if the grammar is bad, or if it needs more time or
+        memory than the process allows. The error names the kind of `structure`, from which `tried` was made."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -302,7 +307,7 @@ class Trial:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
             why, line = answer["error"], answer["line"]
-            if structure.kind == TOOLS:  # the caller did not write this grammar
+            if structure.kind == TOOLS:  # the caller does not know this grammar, so the error names the function
                 about = about_line(tried.text, line)
                 if answer["property"]:
                     about = about.replace(PARAMETERS, f"argument {show(answer['property'])}", 1)
@@ -312,7 +317,7 @@ class Trial:
         return grammar
 
     def close(self) -> None:
-        """Ends the process for good. A grammar that is being tried gets no answer."""
+        """Ends the process, which then cannot start again. If a grammar is being tried, it gets no answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -338,7 +343,7 @@ class Trial:
             raise EngineError(
                 f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
             ) from error
-        # this thread reaps a killed process, which would otherwise stay a zombie until the next grammar
+        # this thread reaps the process after a kill; otherwise the process would stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
@@ -394,7 +399,7 @@ def _is_stale(future: Future[Any], age_s: float) -> bool:
     if not future.done():
         return False
     if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
-        return True  # tried again: descriptors and memory may be free now
+        return True  # a new try may succeed: descriptors and memory may be free now
     return age_s > _REMEMBER_BAD_S if future.exception() is not None else getattr(future.result(), "spent", False)
 
 
@@ -417,7 +422,7 @@ def _errors_of(structure: Structure) -> Iterator[None]:
         raise
     except ValueError as error:
         raise SamplingError(_refusal(structure, str(error))) from error
-    except Exception as error:  # not the grammar's fault: descriptors or memory may be used up
+    except Exception as error:  # this is not the grammar's fault: descriptors or memory may be used up
         logger.exception("a grammar could not be compiled")
         raise EngineError(f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}") from error
 

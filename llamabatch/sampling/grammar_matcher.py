@@ -17,7 +17,7 @@ from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
 from llamabatch.sampling.token_masks import Bitmask, all_but, allow, n_words
 
-_MOST_SECONDS = 0.02  # the most CPU time within a step to make a new lexer
+_MOST_SECONDS = 0.02  # maximum CPU seconds for a new lexer within a step
 _FEW = 4  # for fewer masks, one thread is faster than several: a mask takes 5 to 50 us
 
 
@@ -50,17 +50,20 @@ class VocabularyFacts:
 class Compiled:
     """A grammar compiled for a vocabulary. Any number of sequences can use it.
 
-    The sequences share the lexer's states. To compute states is most of the work, and the number of states is limited.
-    A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
+    The sequences share the lexer's states, because computing states is most of the work. The number of states is
+    limited. A sequence that reaches the limit gets its own lexer, so that the text of one request cannot end another
+    request.
 
     Args:
         make: returns a new LLMatcher at the beginning of the grammar.
         vocabulary: only needed if the grammar applies after thinking.
-        left_out: functions that the model cannot call because their schemas are not supported: "function 'f'".
+        left_out: functions that the model cannot call, because their schemas are not supported. An entry is for example
+            "function 'f'".
 
     Attributes:
         first: an LLMatcher at the beginning of the grammar; its copies share its lexer.
-        spent: the lexer is full and a new one takes long. The next request should compile the grammar again.
+        spent: True if the lexer is full and a new one would take long. The next request should compile the grammar
+            again.
     """
 
     def __init__(
@@ -76,12 +79,16 @@ class Compiled:
 
     @property
     def error(self) -> str:
-        """The error of the grammar; empty if it has none."""
+        """The error of the grammar; empty if the grammar has no error."""
         return reason(self.first.get_error()) if self.first.is_error() else ""
 
     def own(self, full: Any) -> Any | None:
-        """Returns a matcher with its own lexer at the beginning of the grammar, to replace a copy of `full`. Also makes
-        a new `first` if `full` is `first`. Returns None if a new lexer would delay other requests."""
+        """Returns a matcher with its own lexer, at the beginning of the grammar. Returns None if a new lexer would
+        delay other requests.
+
+        Args:
+            full: a matcher whose lexer is full. If `full` is `first`, `first` is also replaced.
+        """
         if self._seconds > _MOST_SECONDS:
             self.spent = True
             return None
@@ -93,14 +100,14 @@ class Compiled:
 class GrammarMatcher:
     """The position of one sequence in its grammar: a MaskSource.
 
-    It reads the tokens of the sequence and stores none. Preemption and dropped tokens therefore need no extra code.
+    It reads the tokens of the sequence but stores none. So preemption and dropped tokens need no extra code.
 
     Args:
         reasoning: the thinking before the grammar applies; None: the grammar applies from the first token on.
 
     Attributes:
-        error: reason why the matcher cannot continue, mostly the grammar's cost; no token is allowed then. None: no
-            error.
+        error: the reason if the matcher cannot continue, in most cases the grammar's cost. Then no token is allowed.
+            None: no error.
         computes: the next mask depends on the grammar, and the matcher must write it.
     """
 
@@ -116,12 +123,12 @@ class GrammarMatcher:
         self.computes = True
         self._compiled = compiled
         self._reasoning = reasoning
-        self._begin = 0  # number of output tokens before the first one that the matcher consumed
-        self._rest = b""  # last bytes of the token before _begin; the matcher consumed them first
+        self._begin = 0  # number of output tokens before the first consumed token
+        self._rest = b""  # first bytes of the answer, if the token before _begin ends with them
         self._num_consumed = 0  # number of consumed output tokens from _begin on
         self._gap = 0  # number of line breaks that may come before the answer
-        self._extra: list[int] = []  # further allowed tokens: of the tag before thinking, or of a message's header
-        self._ready = -1  # index of the output token that _row is for
+        self._extra: list[int] = []  # more allowed tokens: from the tag before the thinking, or from a header
+        self._ready = -1  # index of the output token to which _row applies
         self._row: Bitmask | None = None
 
     def fail(self, error: Exception) -> None:
@@ -161,8 +168,8 @@ class GrammarMatcher:
             self._num_consumed += 1
 
     def _begin_at(self, begin: int, rest: bytes) -> None:
-        """Sets the matcher to the beginning of an answer. The output token before index `begin` ended with `rest`, the
-        first bytes of the answer."""
+        """Sets the matcher to the beginning of an answer. An answer may begin within a token: `rest` is the end of
+        output token `begin - 1`, and has the first bytes of the answer."""
         self.matcher = self._compiled.first.deep_copy()
         self._source, self._num_consumed = self._compiled.first, 0
         self._begin, self._rest = begin, rest
@@ -192,8 +199,8 @@ class GrammarMatcher:
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
-        """Makes `row` the mask for output token `index`, which mask() then returns. If `computes`, the row already has
-        the grammar's mask."""
+        """Completes `row` as the mask for output token `index`. mask() then returns `row`. If `computes` is True, the
+        row already has the grammar's mask."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
             row[:] = 0 if self._extra else self._facts.no_end
@@ -223,18 +230,18 @@ class GrammarMatcher:
 
     @property
     def why_no_token(self) -> str:
-        """The error of a request for which no token is allowed."""
+        """The error message if no token is allowed."""
         return self.error or (
             "no token can be chosen: structured_outputs and the other parameters exclude all, or logits are not finite"
         )
 
 
 class GrammarMasks:
-    """The memory of masks, and the threads that write masks there.
+    """The memory of masks, and the threads that write the masks.
 
     Args:
         n_vocab: number of tokens of the vocabulary.
-        n_threads: the largest number of threads.
+        n_threads: maximum number of threads.
     """
 
     def __init__(self, n_vocab: int, n_threads: int) -> None:

@@ -25,17 +25,17 @@ import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 MOST_MEMORY = 512 * 2**20  # bytes of address space; Python and the libraries need about 100 MiB
-STACK = 2 * 2**20  # bytes of stack; less than in the threads that compile and use the grammar later
+STACK = 2 * 2**20  # bytes of stack; later threads that compile and use the grammar have more
 
 HAS_ALARM = sys.platform != "win32"
 
-MAX_LEXER_STATES = 25_000  # a state takes 0.3 to 2 kB
+MAX_LEXER_STATES = 25_000  # each state takes 0.3 to 2 kB
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _PLACE = re.compile(r"at (\d+)\(\d+\): ")
 _TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # chat/tagged_values.py writes such lines, for the texts of arguments
 _LARGEST_EXACT = 2**53
-_MOST_SHOWN = 300  # the most characters of a message
+_MOST_SHOWN = 300  # maximum number of characters in a message
 
 # WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py. This program cannot import
 # them, because it starts without the rest of llamabatch.
@@ -43,10 +43,11 @@ _MOST_SHOWN = 300  # the most characters of a message
 # White space in JSON, as in llama.cpp (json-schema-to-grammar). The limit stops a model that would write space forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
-# Characters that may follow a backslash. \uXXXX is not allowed: it could write a name of the schema a second time.
-# Control characters that need \uXXXX are allowed only if the schema itself contains one: see _with_escapes.
+# Characters that may follow a backslash. \uXXXX is not allowed, because a name of the schema could then come a second
+# time in another spelling. So control characters that need \uXXXX are allowed only if the schema itself contains one;
+# see _with_escapes.
 ESCAPES = 'nrbtf\\"'
-# control characters that only \uXXXX can write, and their escapes in regular expressions
+# matches control characters that JSON can write only as \uXXXX, and their escapes in regular expressions
 _ONLY_BY_NUMBER = re.compile(
     r"[\0-\x07\x0b\x0e-\x1f\x7f]|\\(?:[av]|(?:x|u00|U000000)(?:[01]|7[fF])|[xuU]\{0*(?:1?[0-9a-fA-F]|7[fF])\})"
 )
@@ -60,7 +61,7 @@ def limits() -> Any:
 
 
 def to_llguidance(kind: str, text: str) -> str:
-    """Returns a Structure in llguidance's own form. Raises ValueError."""
+    """Converts a Structure to llguidance's own form. Raises ValueError for a bad grammar."""
     matcher = llguidance.LLMatcher
     if kind == "json":
         schema = json.loads(text)
@@ -82,7 +83,7 @@ def to_llguidance(kind: str, text: str) -> str:
 
 
 def _with_sound_schemas(lark: str) -> str:
-    """Returns the grammar with JSON schemas that allow the escapes of their texts.
+    """Returns the grammar with changed JSON schemas: each schema allows the escapes that are needed for its texts.
 
     Skips a schema that is not JSON, because llguidance refuses it with its own message.
 
@@ -107,7 +108,7 @@ def _with_sound_schemas(lark: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Returns a string of Lark: a JSON string, except that Lark's lexer accepts U+007F only as an escape."""
+    """Returns a text as a string of Lark. This is a JSON string, but Lark's lexer accepts U+007F only as an escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -123,8 +124,8 @@ def _plain(escape: re.Match[str]) -> str:
 def _check_sound(schema: Any) -> None:
     """Raises ValueError for a schema that llguidance would not enforce exactly.
 
-    llguidance reads whole numbers as floats: above 2**53 it would allow a neighbouring number. If optional names count
-    for minProperties, llguidance counts a repeated name as two properties, but a JSON parser counts it as one.
+    llguidance reads whole numbers as floats, so above 2**53 it would allow a neighbouring number. If optional names are
+    needed for minProperties, llguidance counts a repeated name as two properties, but a JSON parser counts it as one.
     """
     for part, is_schema in _parts(schema):
         if isinstance(part, int) and abs(part) > _LARGEST_EXACT:
@@ -136,7 +137,8 @@ def _check_sound(schema: Any) -> None:
 
 
 def _with_escapes(schema: Any, default: str) -> Any:
-    """Returns the schema, with \\uXXXX allowed if its texts need it. llguidance drops texts that need other escapes.
+    """Returns the schema. If its texts need the escape \\uXXXX, the returned schema allows this escape, because
+    llguidance would drop these texts without it.
 
     Args:
         default: the allowed escapes if the schema names none.
@@ -165,7 +167,8 @@ def _with_escapes(schema: Any, default: str) -> Any:
 
 
 def _texts(part: Any) -> Iterable[str]:
-    """Returns the texts and patterns of a part of a schema. Leaves out names: llguidance always escapes them."""
+    """Returns the texts and patterns of a part of a schema. Leaves out names, because llguidance always escapes
+    them."""
     if isinstance(part, str):
         return (part,)
     patterns = part.get("patternProperties") if isinstance(part, dict) else None
@@ -173,8 +176,8 @@ def _texts(part: Any) -> Iterable[str]:
 
 
 def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
-    """Yields the values of a schema at any depth, without default and examples. Each value comes with False within
-    const or enum, elsewhere with True."""
+    """Yields the values of a schema at any depth, except those of default and examples. Each value comes with a bool:
+    False within const or enum, True elsewhere."""
     left = [(schema, True)]
     while left:
         part, is_schema = left.pop()
@@ -190,7 +193,7 @@ def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def reason(error: str) -> str:
-    """Returns the part of llguidance's message that a user of the grammar understands."""
+    """Shortens an error message of llguidance to the part that is useful to the grammar's author."""
     lines = [line.strip() for line in error.strip().split("\n")]
     if lines[0].startswith("NoExtensionBias"):
         return "no text can match it"
@@ -218,7 +221,8 @@ class Bytes:
 
 
 def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
-    """Compiles a grammar and makes the mask of its first token. Returns its form in llguidance, or an error."""
+    """Compiles a grammar and makes the mask of its first token. Returns the grammar in llguidance's form, or an
+    error."""
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
@@ -229,7 +233,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     if kind == "tools" and not matcher.is_error():
         if line := _line_without_text(tokenizer, text):
             return {"error": "no text can match it", "line": line, "property": ""}
-        matcher.consume_tokens(matcher.compute_ff_tokens())  # the tokens that every call begins with
+        matcher.consume_tokens(matcher.compute_ff_tokens())  # every call begins with these tokens
         matcher.compute_bitmask()
     if matcher.is_error():
         return _error(tokenizer, matcher.get_error(), text)
@@ -237,7 +241,8 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
 
 
 def _line_without_text(tokenizer: Any, lark: str) -> int:
-    """Returns the line, from 1 on, of the first argument whose terminal no text can match; 0 if there is none."""
+    """Returns the line (from 1) of the first argument whose terminal matches no text; 0 if there is no such
+    argument."""
     lines = lark.split("\n")
     for at, line in enumerate(lines):
         found = _TEXT_OF_TOOLS.match(line)
@@ -258,7 +263,8 @@ def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
 
 
 def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
-    """Returns the first property in a line's JSON schema that is refused when tried alone; "" if there is none."""
+    """Tries each property of a line's JSON schema alone. Returns the name of the first refused property; "" if none is
+    refused."""
     found = _SCHEMA.search(lark.split("\n")[line - 1])
     if found is None:
         return ""
@@ -282,7 +288,7 @@ def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
 
 
 def _alarm(seconds: float) -> None:
-    """Makes the system end this process after `seconds` of CPU time, even if its parent has died. 0: no limit."""
+    """Makes the system end this process after `seconds` of CPU time, even if the parent has died. 0: no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -293,7 +299,7 @@ def ended_by_alarm(code: int) -> bool:
 
 
 def main() -> None:
-    if sys.platform != "win32":  # on Windows, only the time limit bounds the memory
+    if sys.platform != "win32":  # Windows has no such limits: there, only the time limit bounds the memory
         import resource
 
         with contextlib.suppress(ValueError, OSError):  # the system may not allow these limits
@@ -315,7 +321,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # only the engine's process reacts; systemd signals both
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # systemd signals both processes, and only the engine's should react
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.stack_size(STACK)

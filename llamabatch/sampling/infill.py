@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
 _MOST = 4096  # number of likeliest tokens that are compared for common beginnings
-_LEAST = 0.2  # tokens below this probability are dropped
+_LEAST = 0.2  # tokens with a lower probability are dropped
 _END_COUNTS = 3  # only ends stay if 3 * number of tokens * share of ends > share of other tokens
 
 
@@ -30,13 +30,13 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """Returns the ids that stay, in rising order: ends (tokens that end the text) and likely other tokens. If
-        ends are likely, only ends stay. If no other token is likely, only `end`, or else the likeliest token, stays. If
-        the text of a token begins with the text of another token, only the likelier token stays.
+        """Returns the ids that stay, in ascending order: ends (tokens that end the text) and likely other tokens. If
+        ends are likely, only ends stay. If no other token is likely, only `end` stays, or the likeliest token if `end`
+        is not possible. If the text of a token begins with the text of another token, only the likelier token stays.
 
         Args:
             values: logits of a whole row.
-            ids: at least one token of the row, in rising order; no logit is -inf.
+            ids: at least one token of the row, in ascending order; no logit is -inf.
         """
         of_ids = values[ids]
         weights = weights_of(of_ids, of_ids.max())
@@ -55,8 +55,8 @@ class Infill:
         return left
 
     def _merge(self, shares: Floats, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Merges tokens if the text of one begins with the text of the other. Adds the share of the less likely token
-        to the likelier one, in place. Returns a mask of the less likely tokens."""
+        """Merges two tokens if the text of one begins with the text of the other. Adds the share of the less likely
+        token to the share of the likelier token, in place. Returns a mask of the less likely tokens."""
         order = top_of(shares, _MOST).tolist()
         texts = {place: self._bytes(int(ids[place])) for place in order}
         beginnings = {text for text in texts.values() if text}

@@ -1,8 +1,9 @@
 """Finds, checks and calls the compiled helper, native_patches/sampler/sampler.cpp. The import loads nothing.
 
-The search begins beside this module (a checkout or an editable install), continues with the libraries of the llama.cpp
-build in use, and ends with those of the installed llamabatch-llama. Without the helper everything works with numpy.
-`LLAMABATCH_NATIVE=0` in the environment turns the helper off. The variable is read when a model is loaded.
+The search begins in the folder of this module (a checkout or an editable install). It continues next to the libraries
+of the llama.cpp build in use, and then next to those of the installed llamabatch-llama. Without the helper everything
+works with numpy. `LLAMABATCH_NATIVE=0` in the environment turns the helper off. The variable is read when a model is
+loaded.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Prepared:
 
 
 def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
-    """Returns a mask of token ids up to the highest id: bit i % 32 of word i / 32 is token i. None for None."""
+    """Returns a mask of token ids up to the highest id: bit i % 32 of word i / 32 is token i. Returns None for None."""
     if ids is None:
         return None
     words = array("I", bytes(4 * (max(ids) // 32 + 1)))
@@ -93,7 +94,7 @@ def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
 
 
 class RowState(Protocol):
-    """Fields of a SamplerState that the compiled helper reads."""
+    """The fields of a SamplerState for the compiled helper."""
 
     seed: int
     index: int
@@ -106,7 +107,7 @@ class RowState(Protocol):
 
 @dataclass(frozen=True)
 class _Helper:
-    """The loaded library and its file, or the reason why there is none."""
+    """The loaded library and its file, or the reason why no library is loaded."""
 
     library: Any
     reason: str
@@ -127,7 +128,8 @@ def _helper() -> _Helper:
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    """Yields files that may be the helper, the best first, each with the reason why it cannot be used, or ""."""
+    """Yields (file, reason) for each possible file of the helper, best first. The reason says why the file cannot be
+    used; "": it can be used."""
     if PATH.is_file():
         yield PATH, ""
     choice = binding_choice.chosen()
@@ -139,7 +141,7 @@ def _places() -> Iterator[tuple[Path, str]]:
     if package is not None and (package / "lib" / PATH.name).is_file():
         try:
             version = importlib.metadata.version("llamabatch-llama")
-        except importlib.metadata.PackageNotFoundError:  # a copied folder has no version; _load checks ABI_VERSION
+        except importlib.metadata.PackageNotFoundError:  # a copied folder has no version, but _load checks ABI_VERSION
             version = __version__
         unfit = "" if version == __version__ else f"of llamabatch-llama {version}, and this is llamabatch {__version__}"
         yield package / "lib" / PATH.name, unfit
@@ -170,7 +172,7 @@ def available() -> bool:
 
 
 def why_not() -> str:
-    """Returns the reason why the helper is not used; empty if it is used."""
+    """Returns the reason why the helper is not used, or "" if it is used."""
     return _helper().reason
 
 
@@ -180,7 +182,7 @@ def file() -> Path | None:
 
 
 def forget() -> None:
-    """Makes the next call look for the helper again. Needed after a change of the environment or the file."""
+    """Makes the next call look for the helper again. This is needed if the environment or the file has changed."""
     _helper.cache_clear()
 
 
@@ -190,7 +192,7 @@ def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> l
     Args:
         logits: shape (len(states), vocabulary), float32, each row contiguous; read in place, not changed.
         states: one for each row; ids beyond the vocabulary are ignored.
-        n_threads: most threads; more than 1 only with OpenMP and enough rows.
+        n_threads: maximum number of threads. More than one is used only with OpenMP and enough rows.
     """
     n_rows, n_vocab = logits.shape
     if len(states) != n_rows or not _can_read(logits):
@@ -228,7 +230,8 @@ def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> l
 
 
 def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
-    """Returns the token ids that one row may draw, in rising order, and their weights; empty if there is none."""
+    """Returns the token ids that can be drawn from one row, in ascending order, and the weight of each id. Both are
+    empty if no token can be drawn."""
     ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
     history = None if state.counts is None else array("Q", _history(state.counts))
     count = _helper().library.lb_candidates(
@@ -249,8 +252,9 @@ def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int
 ) -> Iterator[tuple[Sequence[int], Sequence[float], int]]:
-    """Yields, for each of `rows`: its token and its likeliest tokens, their logprobs, and the rank of its token. Ids
-    and logprobs are empty if the logits are not numbers. See llamabatch.sampling.row_logprobs."""
+    """Yields (ids, logprobs, rank) for each of `rows`: the ids of the given token and the likeliest tokens, the
+    logprobs of these ids, and the rank of the given token. Ids and logprobs are empty if the logits are not numbers.
+    See llamabatch.sampling.row_logprobs."""
     n_rows, n_vocab = logits.shape
     if not _can_read(logits) or not all(0 <= row < n_rows for row in rows):
         raise ValueError(f"rows {list(rows)} of logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")

@@ -1,6 +1,6 @@
 """The sampler in numpy, for installations without the compiled helper. It returns the same tokens as the helper.
 
-native_patches/sampler/sampler.cpp has the same steps and explains why weights are whole numbers. The chain is
+native_patches/sampler/sampler.cpp has the same steps. It explains why weights are whole numbers. The chain is
 llama.cpp's: bias, penalties, mask, top_k, top_p, min_p (all before the temperature), temperature, one draw.
 """
 
@@ -21,17 +21,17 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint32]
 
 NO_TOKEN = -1
-# Number of logits in a chunk. The k-th largest maximum of the chunks is a lower bound of the k-th largest logit. For
-# 152k tokens, 64 to 256 are equally fast.
+# Number of logits in a chunk. The k-th largest maximum of the chunks is a lower bound of the k-th largest logit. With a
+# vocabulary of 152k tokens, chunks of 64 to 256 logits are equally fast.
 _CHUNK = 128
-# Number of candidates that top_p sorts before it sorts the whole vocabulary.
+# top_p first sorts only this many candidates, and the whole vocabulary only if necessary.
 _FIRST_LOOK = 1024
 UNIT = 2.0**33  # the weight of the likeliest token
 COLDEST = 1e-9  # below this temperature sampling is greedy
 
 
 class RowState(Protocol):
-    """Fields of a SamplerState that the samplers in numpy read."""
+    """The fields of a SamplerState for the samplers in numpy."""
 
     params: FilledParams
     seed: int
@@ -43,7 +43,8 @@ class RowState(Protocol):
 
 
 def sample_row(row: Floats, state: RowState) -> int:
-    """Returns the token of one row, or NO_TOKEN. Of equal logits, the one with the lower id counts as larger."""
+    """Returns the token of one row, or NO_TOKEN. If two logits are equal, the logit with the lower id counts as
+    larger."""
     if state.params.greedy:
         values = values_of(row, state)
         return NO_TOKEN if values is None else int(values.argmax())
@@ -55,7 +56,8 @@ def sample_row(row: Floats, state: RowState) -> int:
 
 
 def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
-    """Returns the ids that the chain leaves, in rising order, and their weights as whole numbers. Both may be empty."""
+    """Returns the token ids that remain after the sampler chain, in ascending order, and their integer weights. Both
+    may be empty."""
     values = values_of(row, state)
     if values is None:
         return np.empty(0, np.int64), np.empty(0)
@@ -75,10 +77,10 @@ def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
 
 
 def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
-    """Returns the row with bias, penalties and masks; None if nothing can be sampled. Copies the row if it changes.
+    """Returns the row with bias, penalties and masks; None if nothing can be sampled. The given row is not changed.
 
     Args:
-        penalised: False: without penalties.
+        penalised: True: the penalties are applied, too.
     """
     if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf: `max` of a row with a NaN is NaN
         return None
@@ -141,7 +143,8 @@ def top_of(values: Floats, k: int) -> Ids:
 
 
 def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
-    """Returns exp((values - top) / temperature) * 2^33, rounded to whole numbers in float64. Their sums are exact.
+    """Returns exp((values - top) / temperature) * 2^33, rounded to whole numbers in float64. Sums of these weights are
+    exact.
 
     The float32 steps equal those of native_patches/sampler/kernels.hpp down to the last bit. The polynomial is that of
     Cephes' expf (Moshier).
@@ -165,7 +168,8 @@ _MASK = 2**64 - 1
 
 
 def uniform(seed: int, index: int) -> float:
-    """Returns a number in [0, 1) from (seed, index) alone: the top 53 bits of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Returns a number in [0, 1) that depends only on (seed, index): the top 53 bits of splitmix64 (Steele, Lea, Flood
+    2014)."""
     z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

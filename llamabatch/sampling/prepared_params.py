@@ -1,4 +1,4 @@
-"""PreparedParams: SamplingParams with a model's defaults, words as tokens, and masks. Makes SamplerStates."""
+"""PreparedParams: SamplingParams with a model's defaults, tokenized bad words, and masks. Makes SamplerStates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamabatch.sampling.token_counts import token_counts
 from llamabatch.sampling.token_masks import BadWords, Bitmask, Masks, NotBefore, all_but
 from llamabatch.utils.checks import show
 
-_MOST_KEPT = 32  # the most PreparedParams that are kept; a call usually needs one for all its prompts
+_MOST_KEPT = 32  # maximum number of PreparedParams that are kept; a call usually needs one for all its prompts
 
 
 class Vocabulary(Tokenizer, Protocol):
@@ -52,12 +52,12 @@ class PreparedParams:
         self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
 
     def sampler_state(self, request: Request) -> SamplerState:
-        """Returns the state that samples a sequence of this request from its first token to its last."""
+        """Returns a new sampler state for one sequence of this request. All tokens of the sequence use it."""
         params = self.params
         counts = None
         if params.penalised:
             seen = request.prompt_token_ids[params.prompt_ignore_length or 0 :]
-            if request.media:  # ids of picture cells are not tokens that could repeat
+            if request.media:  # ids of picture cells are not tokens, so no penalty counts them
                 seen = tuple(token_id for token_id in seen if token_id >= 0)
             counts = token_counts(seen, params.repeat_last_n)
         dry = None
@@ -74,13 +74,13 @@ class PreparedParams:
 
 
 class PreparedParamsCache:
-    """Keeps up to _MOST_KEPT PreparedParams of a model, by their SamplingParams object. Not thread-safe."""
+    """Keeps up to _MOST_KEPT PreparedParams of a model. The key is the SamplingParams object. Not thread-safe."""
 
     def __init__(self, model: Vocabulary) -> None:
         self._model = model
         self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
-        # by id() of SamplingParams, because hashing long lists takes time
+        # keys are id() of SamplingParams, because hashing long lists takes time
         self._known: dict[int, tuple[SamplingParams, PreparedParams]] = {}
 
     def of(self, params: SamplingParams) -> PreparedParams:
@@ -96,7 +96,8 @@ class PreparedParamsCache:
         return prepared
 
     def _tails_of(self, params: FilledParams) -> Tails:
-        """Returns the tails of the breakers. Keeps the last result, because finding tails reads the vocabulary."""
+        """Returns the tails of the breakers. Keeps the last result, because the search for tails reads the whole
+        vocabulary."""
         if self._breakers is None or self._breakers[0] != params.breakers:
             model = self._model
             tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)

@@ -1,7 +1,8 @@
-"""Follows the thinking of a sequence token by token: finds its end, and forces this end when the budget is spent.
+"""Follows the thinking of a sequence token by token. Finds the end of the thinking, or forces it when the budget is
+spent.
 
-A tag may be one token or several, and a token may contain the end of a tag and the text after it. The code therefore
-searches for tags in the bytes of the tokens.
+A tag may be one token or several, and a token may contain the end of a tag and the text after it. So the code searches
+for tags in the bytes of the tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import NamedTuple, Protocol
 
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
 
-_KEPT = 128  # number of last tokens whose states are kept; more than the guesses of a step
-_MOST_PIECES = 3  # number of tokens after the budget that may complete a character
+_KEPT = 128  # number of last tokens whose states are kept; a step has fewer guesses
+_MOST_PIECES = 3  # up to this many tokens after the budget may complete a character
 _SPACE = b" \t\r\n"
-_MOST_HEADER = 2048  # bytes of a message's header; a longer header counts as text
+_MOST_HEADER = 2048  # maximum bytes of a message's header; a longer header counts as text
 ASSISTANT = f"{START}assistant"
 
 
@@ -32,9 +33,9 @@ class Tokenizer(Protocol):
 class Phase(Enum):
     """The part of the output to which the next token belongs."""
 
-    BEFORE = auto()  # the thinking may begin; with channels: in the header of a message
+    BEFORE = auto()  # the thinking may begin; for formats with channels: inside the header of a message
     THINKING = auto()
-    ELSEWHERE = auto()  # with channels: in a message that is neither thinking nor the answer
+    ELSEWHERE = auto()  # for formats with channels: inside a message that is neither thinking nor the answer
     ANSWER = auto()
 
 
@@ -47,7 +48,7 @@ class State(NamedTuple):
         gap: number of line breaks that may still come between thinking and answer.
         forced: number of tokens of the closing text so far; None: the closing text is not being written.
         n_thinking: number of tokens of thinking so far.
-        tail: last bytes of the text, in which a mark may have begun.
+        tail: last bytes of the text, in which a tag may have begun.
     """
 
     phase: Phase
@@ -60,13 +61,14 @@ class State(NamedTuple):
 
 
 class ReasoningTokens:
-    """The marks of a model family as tokens of one model. Any number of sequences share this object.
+    """The reasoning tags of a model family, as tokens of one model. Any number of sequences share this object.
 
     Attributes:
         closing: tokens of the text that ends the thinking.
         start: tokens of the tag that begins the thinking.
-        openings: with channels, the tokens of a header after "<|start|>assistant", for thinking and for the answer.
-        sender: with channels, the tokens of "<|start|>assistant".
+        openings: for formats with channels, the tokens of two headers after "<|start|>assistant": the thinking's and
+            the answer's.
+        sender: for formats with channels, the tokens of "<|start|>assistant".
     """
 
     def __init__(self, tags: ReasoningTags, model: Tokenizer) -> None:
@@ -78,7 +80,7 @@ class ReasoningTokens:
         self.openings = (self.start, spelled(FINAL, model)) if tags.channels else ()
         self.sender = spelled(ASSISTANT, model) if tags.channels else ()
         self.gap = 0 if tags.channels else len(GAP)
-        # a tag that is one special token begins thinking even within the answer
+        # if the tag is one special token, it begins thinking even within the answer
         special = len(self.start) == 1 and not model.token_bytes(self.start[0])
         self.reopens_at = self.start[0] if special and not tags.channels else None
 
@@ -102,7 +104,7 @@ class ReasoningTokens:
 
 
 class ReasoningTracker:
-    """Follows the thinking of one sequence. It stores no tokens: preemption and dropped tokens need no extra code.
+    """Follows the thinking of one sequence. It stores no tokens, so preemption and dropped tokens need no extra code.
 
     Args:
         budget: number of thinking tokens after which the closing text is forced; None: no limit.
@@ -166,8 +168,8 @@ class ReasoningTracker:
         return self._answer(state, index, b"", max(0, self.tokens.gap - breaks))
 
     def _answer(self, state: State, index: int, rest: bytes, gap: int) -> State:
-        """Returns the state of an answer after output token `index`. `rest`, the last bytes of this token, begin the
-        answer."""
+        """Returns the state of an answer after output token `index`. The answer begins with `rest`, the last bytes of
+        this token."""
         while gap and rest[:1] == b"\n":
             rest, gap = rest[1:], gap - 1
         return State(Phase.ANSWER, index + 1, rest, 0 if rest else gap, n_thinking=state.n_thinking)
@@ -220,14 +222,15 @@ class ReasoningTracker:
         return self._bounded(state, tail) if state.phase is Phase.THINKING else state._replace(tail=tail)
 
     def _bounded(self, state: State, tail: bytes) -> State:
-        """Returns a state of thinking. Forces the closing text if the budget is spent, but not within a character."""
+        """Returns the next state of thinking. Forces the closing text if the budget is spent, but not within a
+        character."""
         n_over = -1 if self._budget is None else state.n_thinking - self._budget
         closes = n_over >= 0 and (n_over >= _MOST_PIECES or not within_character(tail))
         return state._replace(tail=tail, forced=0 if closes else None)
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that a text has within a longer text. Names of special tokens become the special tokens."""
+    """Tokenizes a text as if it were within a longer text. Names of special tokens become the special tokens."""
     tokens = model.tokenize(text, add_special=False, parse_special=True)
     if b"".join(map(model.all_bytes, tokens)) != text.encode():
         tokens = behind_break(text, model) or tokens
@@ -235,7 +238,8 @@ def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
 
 
 def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> list[int]:
-    """Returns the tokens of a text behind a line break, without the break; [] if one token has the break and text.
+    """Tokenizes a text after a line break. Returns the text's tokens, without the line break; [] if one token contains
+    the break and a part of the text.
 
     Some vocabularies add a space, but only at the start of a text.
     """

@@ -21,25 +21,25 @@ from llamabatch.scheduler.output import ScheduledSpan
 Floats = npt.NDArray[np.float32]
 
 NEVER = -9999.0  # logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
-_MANY = 64  # for more tokens, one sort of the row is faster than a comparison for each token
+_MANY = 64  # for more tokens, a sort of the row is faster than a comparison for each token
 
 
 def sample_with_logprobs(
     logits: Floats, spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int | None, tuple[RowLogprobs, ...]]]:
-    """Samples the last row of each span with an output, and computes the logprobs that requests ask for.
+    """Samples the last row of each span with an output, and computes the requested logprobs.
 
     Args:
         logits: the output rows of `spans` in order: for each span its prompt rows, then the row that is sampled.
-        states: one for each span, at the token to sample.
+        states: one for each span, in the state before the token to sample.
 
     Returns:
-        For each span its token (None without an output) and the logprobs of its rows in order.
+        For each span: its token (None without an output), and the logprobs of its rows in order.
     """
     ends = list(itertools.accumulate(span.prompt_rows + span.output for span in spans))
     sampled = {end - 1: state for end, span, state in zip(ends, spans, states, strict=True) if span.output}
     tokens = _sample_some(logits, sampled, n_threads)
-    wanted: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest tokens
+    wanted: dict[int, tuple[int, int]] = {}  # row -> (token, number of likeliest tokens)
     for end, span in zip(ends, spans, strict=True):
         record, token = span.logprobs, tokens.get(end - 1)
         if record is None:
@@ -74,7 +74,8 @@ def accepted_logprobs(
     accepted: Sequence[tuple[int, ...]],
     n_threads: int,
 ) -> list[tuple[RowLogprobs, ...]]:
-    """Returns the logprobs of the accepted tokens of each span of a call with guesses; () if the request asks for none.
+    """Returns the logprobs of each span's accepted tokens, for a call with guesses. A span has () if its request asks
+    for no logprobs.
 
     Args:
         logits: the rows of all spans in order: for each span the row of its known token, then the rows of its guesses.
@@ -113,16 +114,17 @@ def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int = 1
 ) -> list[RowLogprobs]:
-    """Returns, for each of `rows`, the logprobs of one token and of the likeliest tokens; none if the logits are not
-    numbers.
+    """Returns for each of `rows` the logprobs of one token and of the likeliest tokens. A row has no logprobs if its
+    logits are not numbers.
 
     Args:
         logits: shape (rows of the call, vocabulary), float32, read in place.
         rows: indices of rows, in any order.
         tokens: one token for each row.
-        tops: number of likeliest tokens for each row, without tokens of probability 0. -1: no likeliest tokens, and the
-            rank is 0 because it is not computed.
-        n_threads: most threads of the compiled helper; more than 1 only with OpenMP and enough rows.
+        tops: number of likeliest tokens for each row. Tokens of probability 0 are left out. -1: no likeliest tokens;
+            the rank is not computed, and is 0.
+        n_threads: maximum number of threads of the compiled helper. It uses more than one thread only with OpenMP and
+            enough rows.
     """
     if native.available():
         if max(tops, default=0) > MAX_LOGPROBS:  # for the whole vocabulary, one row at a time saves memory
@@ -136,10 +138,11 @@ def row_logprobs(
 
 
 def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, others: tuple[int, ...] = ()) -> RowLogprobs:
-    """Returns logprobs of `token`, the likeliest tokens and `others` in the distribution that tokens are drawn from.
+    """Returns the logprobs of `token`, of the likeliest tokens and of `others`. They refer to the distribution from
+    which tokens are drawn.
 
     Args:
-        state: at the token for which the row is sampled.
+        state: the sequence's state before `token` is sampled.
         token, top: as in row_logprobs.
         others: ids of further tokens.
     """
@@ -164,7 +167,7 @@ def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, other
 
 def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
     largest = row.max()
-    if not -np.inf < largest <= np.finfo(np.float32).max:  # also true with a NaN: `max` then returns NaN
+    if not -np.inf < largest <= np.finfo(np.float32).max:  # also true with a NaN, because `max` then returns NaN
         return RowLogprobs((), (), 0)
     ids: list[int] = [token]
     if top > 0:

@@ -2,8 +2,8 @@
 
 Rows with uncommon samplers always use numpy (sampler_chain.py).
 
-A row's token depends on its logits, its parameters, its mask, (seed, index) and, with penalties, on the tokens before.
-Each row is read alone, in place. Other rows of the call cannot change its token.
+The token of a row depends on the row's logits, parameters, mask, and (seed, index). With penalties, the token also
+depends on earlier tokens. Each row is read alone, in place. So other rows of the call cannot change its token.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ NOTHING_MAY_COME = "no token can be chosen: the masks forbid all, or the logits 
 
 
 class SamplerState:
-    """The state of sampling one sequence: everything except the logits. It is made once, and `advance` updates it.
+    """The state with which one sequence is sampled: everything except the logits. It is made once, and `advance`
+    updates it.
 
     Attributes:
         params: how to sample.
         seed: the request's seed, 0 .. 2**64-1.
-        index: number of the output token that is sampled next, from 0.
-        counts: counts of the tokens before, for penalties; ids outside the vocabulary are ignored.
+        index: index of the next output token to sample (from 0).
+        counts: the counts of earlier tokens, for penalties; ids outside the vocabulary are ignored.
         mask: contiguous uint32 words; bit i % 32 of word i / 32 allows token i (llguidance's format). None: no mask.
             Tokens that params.allowed_token_ids forbids stay forbidden.
         masks: the sources of each token's mask; None for most sequences.
         grammar: position in the grammar of structured_outputs, one of the sources of masks; None: no grammar.
         chain: the uncommon samplers; None for most sequences.
         token_ids: prompt and output so far; updated only with a chain.
-        error: message of the logits processor that failed for this token; None: none failed.
+        error: message of the logits processor that failed for this token; None: no processor failed.
         reasoning: position in the thinking of a sequence with a thinking budget; None for most sequences.
         dictated: the token that replaces the sampled token, to close the thinking; None: the sampled token is used.
     """
@@ -89,7 +90,7 @@ class SamplerState:
 
     @property
     def why_no_token(self) -> str:
-        """The error of a request for which no token could be sampled."""
+        """The error message if no token could be sampled."""
         if self.error is not None:
             return self.error
         if self.grammar is not None:
@@ -121,8 +122,8 @@ class SamplerState:
             self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
-        """Returns the state `number` output tokens later, without sources of masks. Both states share the chain:
-        a request gets guesses only if its chain has no memory."""
+        """Returns the state `number` output tokens later, without sources of masks. Both states share the chain,
+        because a request gets guesses only if its chain has no memory."""
         state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
         state._prepared = self.prepared
         state.chain = self.chain
@@ -132,12 +133,13 @@ class SamplerState:
 def sample_rows(
     logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1, *, dictated: bool = True
 ) -> list[int]:
-    """Returns a token id for each row, or NO_TOKEN if its logits are not numbers or nothing is allowed.
+    """Returns a token id for each row, or NO_TOKEN if the row's logits are not numbers or no token is allowed.
 
     Args:
         logits: shape (len(states), vocabulary), float32; not changed.
         states: one for each row.
-        n_threads: most threads of the compiled helper; more than 1 only with OpenMP and enough rows.
+        n_threads: maximum number of threads of the compiled helper. More than one is used only with OpenMP and enough
+            rows.
         dictated: True: a state's dictated token replaces the sampled token.
     """
     if native.available():
@@ -158,10 +160,11 @@ def _sample_row(row: npt.NDArray[np.float32], state: SamplerState) -> int:
 def distribution(
     row: npt.NDArray[np.float32], state: SamplerState
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Returns the tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
+    """Returns the tokens that can be drawn from a row, in order of their ids, and their probabilities. The sum of the
+    probabilities is 1.
 
-    A token less than 2^-34 times as likely as the likeliest has probability 0. Both arrays are empty if the logits are
-    not numbers or nothing is allowed.
+    A token has probability 0 if it is less than 2^-34 times as likely as the likeliest token. Both arrays are empty if
+    the logits are not numbers or no token is allowed.
     """
     if state.chain is None and native.available():
         raw_ids, raw_weights = native.candidates(row, state)

@@ -1,11 +1,11 @@
-"""Chain: the samplers that few requests ask for. It samples one row at a time in numpy, even with the compiled helper.
+"""Chain: the uncommon samplers. A Chain samples one row at a time in numpy, even with the compiled helper.
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
-top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw. With mirostat: temperature, then mirostat
-instead of all cuts. Logits processors come first. If a request names an order, bias and masks still come before it.
-Four things differ from llama.cpp on purpose. Temperature 0 is greedy with any other option. A forbidden token never
-counts, not even for an entropy. Penalties apply also with mirostat. The weights of the draw are the whole numbers of
-numpy_sampler, so that one seed gives one text.
+top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw. With mirostat, the temperature comes before
+mirostat, which takes the place of all cuts. Logits processors come first. If a request names an order, bias and masks
+still come before the named samplers. Four things differ from llama.cpp on purpose. Temperature 0 is greedy with any
+other option. A forbidden token never counts, not even for an entropy. Penalties also apply with mirostat. The weights
+of the draw are the whole numbers of numpy_sampler, so that one seed gives one text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llamabatch.sampling.numpy_sampler import COLDEST, NO_TOKEN, Floats, Ids, Ro
 from llamabatch.utils.checks import show
 
 _MIROSTAT_M = 100  # number of likeliest tokens from which mirostat 1 estimates the steepness
-_LOOKS = (512, 8192)  # numbers of tokens that typical_p sorts before it sorts all
+_LOOKS = (512, 8192)  # typical_p first sorts only this many tokens, and all tokens only if necessary
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -47,9 +47,9 @@ class Chain:
         self._dry = dry
         self._infill = infill
         self._cuts = [name for name in _CUTS if not is_off(name, vars(params))]
-        self._num_known: int | None = None  # output tokens that DRY has read; None: not even the prompt
+        self._num_known: int | None = None  # number of output tokens read by DRY; None: DRY has not read the prompt
         self._is_torn = False  # True: an exception has interrupted DRY while it read tokens
-        self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
+        self._mus = [2 * params.mirostat_tau]  # mirostat's bound (mu) before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
         """Returns the token of one row, or NO_TOKEN. Repeated calls for one output token return the same token."""
@@ -66,7 +66,8 @@ class Chain:
         return int(ids[place])
 
     def candidates(self, row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """Returns the ids that the chain leaves, in rising order, and their whole-number weights. Both may be empty."""
+        """Returns the ids that remain after the chain, in ascending order, and their weights as whole numbers. Both may
+        be empty."""
         params = self._params
         if params.chain is not None:
             return self._in_order(params.chain, row, state)
@@ -82,7 +83,7 @@ class Chain:
         return ids, weights_of(left, left.max(), temperature)
 
     def _in_order(self, names: Sequence[str], row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """Returns the same as `candidates`, but the samplers run in the order that the request gives."""
+        """Returns the same as `candidates`, but the samplers run in the request's order."""
         start = self._start(row, state, penalised=False)
         if start is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -105,12 +106,13 @@ class Chain:
             else:
                 ids = ids[self._places(name, values[ids], state)]
         left = values[ids]
-        if self._params.greedy:  # the chain need not name the temperature
+        if self._params.greedy:  # a chain may lack the sampler "temperature"
             ids, left = ids[[left.argmax()]], left[[left.argmax()]]
         return ids, weights_of(left, left.max())
 
     def _temper(self, values: Floats, ids: Ids) -> Ids:
-        """Divides values by the temperature, in place. Returns the ids that stay: at temperature 0 only one."""
+        """Divides values by the temperature, in place. Returns the ids that remain. At temperature 0, only one id
+        remains."""
         left = values[ids]
         temperature = dynamic_temperature(left, self._params)
         if self._params.greedy or temperature < COLDEST:  # below COLDEST, clip could make two large quotients equal
@@ -124,7 +126,7 @@ class Chain:
 
     def learn(self, index: int, probability: float) -> None:
         """Records the probability that output token `index` had among the candidates. Drops the bounds of later tokens,
-        because a token that is sampled again counts once."""
+        because a token that is sampled again must count only once."""
         params = self._params
         mu = self.mu(index)
         del self._mus[index + 1 :]
@@ -170,11 +172,11 @@ class Chain:
         return np.float32(min(params.dry_multiplier * params.dry_base**run, _FLOAT_MAX))
 
     def _cut(self, values: Floats, state: RowState) -> Ids:
-        """Returns the ids that the cuts leave, in rising order."""
+        """Returns the ids that remain after all cuts, in ascending order."""
         params, first = self._params, 0
         if self._cuts[:1] == ["top_k"] and 0 < params.top_k < len(
             values
-        ):  # most requests cut with top_k first: top_k reads the whole row without a copy
+        ):  # most requests cut with top_k first, and top_k reads the whole row without a copy
             kept: Ids = np.sort(numpy_sampler.top_of(values, params.top_k))
             first = 1
         else:
@@ -184,10 +186,10 @@ class Chain:
         return kept
 
     def _places(self, name: str, left: Floats, state: RowState) -> Ids | slice:
-        """Returns the places of the values that a cut leaves, in rising order.
+        """Returns the places of values that pass a cut, in ascending order.
 
         Args:
-            left: the values that earlier samplers left, at least one; none is -inf.
+            left: the values that passed earlier samplers, at least one; none is -inf.
         """
         params = self._params
         if name == "top_n_sigma" and params.top_n_sigma > 0:
@@ -205,13 +207,14 @@ class Chain:
 
 
 def top_n_sigma(values: Floats, n: float) -> Ids:
-    """Returns the places of values within n standard deviations of the largest (Tang et al. 2024)."""
+    """Returns the places of the values that are within n standard deviations of the largest value (Tang et al.
+    2024)."""
     return np.flatnonzero(values >= float(values.max()) - n * float(values.std(dtype=np.float64)))
 
 
 def typical(values: Floats, mass: float) -> Ids:
-    """Returns the places of the tokens whose surprise is nearest to the entropy. Takes the fewest of
-    them whose probabilities sum to more than `mass` (Meister et al. 2022)."""
+    """Returns the places of the tokens whose surprise is nearest to the entropy. Takes only as many of these tokens as
+    are needed for a sum of probabilities above `mass` (Meister et al. 2022)."""
     weights = weights_of(values, values.max())
     places = np.flatnonzero(weights)
     probabilities = weights[places] / weights.sum()
@@ -236,12 +239,13 @@ def xtc(values: Floats, threshold: float) -> Ids:
     if len(above) < 2:
         return np.arange(len(values))
     lowest = values[above].min()
-    stays = above[values[above] == lowest][-1]  # of equally likely tokens, the one with the highest id stays
+    stays = above[values[above] == lowest][-1]  # of equally likely tokens, the token with the highest id stays
     return np.delete(np.arange(len(values)), above[above != stays])
 
 
 def dynamic_temperature(values: Floats, params: FilledParams) -> float:
-    """Returns temperature - range if one token is certain, temperature + range if all are equal, or a value between."""
+    """Returns a value between `temperature - range` and `temperature + range`. The first applies if one token is
+    certain, the second if all tokens are equally likely."""
     if params.dynatemp_range <= 0 or len(values) < 2:
         return params.temperature
     low = max(0.0, params.temperature - params.dynatemp_range)
@@ -258,8 +262,9 @@ def entropy(values: Floats) -> float:
 
 
 def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
-    """Returns the tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021). Version 1 estimates how
-    many of the likeliest tokens have mu bits of surprise. Version 2 keeps each token of at most mu bits."""
+    """Returns the tokens of a whole row that pass mirostat, at least one (Basu et al. 2021). Version 1 keeps the
+    likeliest tokens, and estimates their number from a surprise of mu bits. Version 2 keeps each token with a surprise
+    of at most mu bits."""
     if params.mirostat == 2:
         weights = weights_of(values, values.max(), params.temperature)
         bound = max(1.0, weights.sum() * 2.0**-mu)
@@ -269,7 +274,7 @@ def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
 
 
 def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
-    """Returns the number of tokens that mirostat 1 keeps, 1 to n_vocab, if probabilities follow Zipf's law.
+    """Returns the number of tokens (1 to n_vocab) that mirostat 1 keeps. Assumes that probabilities follow Zipf's law.
 
     Args:
         likeliest: the logits of the _MIROSTAT_M likeliest tokens, largest first.
@@ -289,11 +294,11 @@ def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
 
 
 class ProcessorError(Exception):
-    """A logits processor raised an exception, or did not return a row of logits; the message names the processor."""
+    """A logits processor raised an exception, or did not return a row of logits. The message names the processor."""
 
 
 def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequence[int]) -> Floats:
-    """Returns the row after all logits processors, one after another. The row itself is not changed.
+    """Applies all logits processors, one after another. Returns the new row, and does not change the given row.
 
     Args:
         output: the output tokens so far. Each processor gets its own copy of the list and of the row.

@@ -1,5 +1,5 @@
-"""TokenCounts: the distinct tokens of a sequence or of its last tokens, and how often each is in the output. Penalties
-use them."""
+"""TokenCounts: the distinct tokens of a sequence, or of its last part, and how often each of them is in the output.
+Penalties use these counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 
 class TokenCounts:
-    """Two parallel arrays of tokens and counts. The sampler reads them in place. The text's length does not slow `add`.
+    """Two parallel arrays of tokens and counts. The sampler reads them in place. `add` is not slower for a long text.
 
     Attributes:
         ids: the distinct tokens of prompt and output; int32.
@@ -36,7 +36,7 @@ class TokenCounts:
         self.counts[place] += is_output
 
     def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
-        """Removes the tokens that were added last. `n_distinct`: the length of `ids` before these additions."""
+        """Removes the tokens that were added last. `n_distinct` is the length of `ids` before these additions."""
         for token_id in token_ids:
             self.counts[self._places[token_id]] -= 1
             self.num_output -= 1
@@ -46,11 +46,11 @@ class TokenCounts:
 
 
 class WindowCounts(TokenCounts):
-    """Counts of the last tokens of prompt and output. If no copy of a token is left in the window, the last entry of
-    the arrays replaces the token's entry.
+    """Counts of the last tokens of prompt and output. When the last copy of a token leaves the window, the last entry
+    of the arrays replaces the token's entry.
 
     Args:
-        window: the number of tokens that count, above 0.
+        window: number of last tokens that are counted, above 0.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], window: int) -> None:
@@ -95,6 +95,6 @@ def token_counts(prompt_token_ids: Sequence[int], window: int = -1) -> TokenCoun
     """Returns the counts of a text that begins with this prompt.
 
     Args:
-        window: the number of last tokens that count; -1: all.
+        window: number of last tokens that are counted; -1: all tokens.
     """
     return TokenCounts(prompt_token_ids) if window < 0 else WindowCounts(prompt_token_ids, window)

@@ -19,7 +19,8 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 class MaskSource(Protocol):
     def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Returns the mask for output token `index`; None: all tokens. The caller reads the mask before the next call.
+        """Returns the mask for output token `index`; None: all tokens are allowed. The caller must read the mask before
+        the next call.
 
         Args:
             token_ids: prompt and output, up to output token index - 1; must not be changed.
@@ -37,7 +38,8 @@ class Masks:
         self._sources.append(source)
 
     def next(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Returns the mask for output token `index`; None: all tokens. The mask is valid until the next call."""
+        """Returns the mask for output token `index`; None: all tokens are allowed. The mask is valid until the next
+        call."""
         given = [words for source in self._sources if (words := source.mask(index, token_ids)) is not None]
         if len(given) < 2:
             return given[0] if given else None
@@ -71,7 +73,7 @@ def allow(words: Bitmask, token_id: int) -> None:
 
 
 class NotBefore:
-    """Forbids tokens in the first part of the output: for min_tokens, the tokens that would end the text.
+    """Forbids tokens in the first part of the output. For min_tokens, these are the tokens that would end the text.
 
     Args:
         min_tokens: number of tokens of the first part.
@@ -97,7 +99,7 @@ class BadWords:
         runs = set(runs)
         self._always = all_but((run[0] for run in runs if len(run) == 1), n_vocab)
         self._forbids_always = any(len(run) == 1 for run in runs)
-        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the second last token of a run
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # second last token -> [(other tokens, last)]
         for *before, last in sorted(runs):
             if before:
                 self._after.setdefault(before[-1], []).append((tuple(before), last))

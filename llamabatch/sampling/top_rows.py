@@ -1,9 +1,10 @@
-"""Samples rows of which a device returns only the likeliest tokens, and decides for which requests these suffice.
+"""Samples rows with only the likeliest tokens, as a device returns them. Decides which requests need no more tokens.
 
 The samplers see such a row as a vocabulary of DEVICE_TOP tokens, in order of their ids. top_k is the first cut of the
-chain. Below DEVICE_TOP it leaves the same tokens as in the whole vocabulary, so top_p, min_p, temperature and the draw
-use the same numbers. Three kinds of options need the whole row: options that change the order of tokens before top_k
-(logit_bias, penalties, masks), options that read all tokens (top_n_sigma, a logits processor), and logprobs.
+chain. If top_k is below DEVICE_TOP, it keeps the same tokens as in the whole vocabulary. So top_p, min_p, temperature
+and the draw use the same numbers. Three kinds of options need the whole row: options that change the order of tokens
+before top_k (logit_bias, penalties, masks), options that read all tokens (top_n_sigma, a logits processor), and
+logprobs.
 """
 
 from __future__ import annotations

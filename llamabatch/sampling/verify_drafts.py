@@ -1,6 +1,7 @@
-"""Verifies guessed tokens. Samples each position as without guesses, and accepts guesses while they equal the samples.
+"""Verifies guessed tokens. Samples each position as if there were no guesses, and accepts guesses while they equal the
+samples.
 
-Guesses do not change the text, sampled or greedy: a token depends on its row, its request and its index alone.
+Guesses do not change the text, sampled or greedy, because a token depends only on its row, its request and its index.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from llamabatch.scheduler.output import ScheduledSpan
 def accepted_tokens(
     logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int, ...]]:
-    """Returns the tokens that each span yields: its accepted guesses, and the token that the sampler drew after them.
+    """Returns the new tokens of each span: the accepted guesses, then one sampled token.
 
     Args:
         logits: the rows of all spans in order: for each span the row of its known token, then the rows of its guesses.
         states: one for each span, at its first new token.
 
     Returns:
-        For each span 1 to 1 + len(draft) tokens; none if the first cannot be sampled. Tokens after a guessed
-        end-of-generation token are included; the sequence drops them.
+        For each span 1 to 1 + len(draft) tokens; no tokens if the first one cannot be sampled. Tokens after a guessed
+        end-of-generation token are included, but the sequence drops them.
     """
     chosen = _sample_at_once(logits, spans, states, n_threads)
     results, at = [], 0
@@ -42,7 +43,8 @@ def accepted_tokens(
 def _sample_at_once(
     logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[int]:
-    """Samples all rows in one call, also rows after a wrong guess. A second call would cost at least as much."""
+    """Samples all rows in one call, also the rows after a wrong guess, because a second call would cost at least as
+    much."""
     each = []
     for span, state in zip(spans, states, strict=True):
         each.append(state)
@@ -64,8 +66,9 @@ def _run(guesses: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
 def _sample_in_turn(
     rows: npt.NDArray[np.float32], guesses: tuple[int, ...], state: SamplerState, token_ids: list[int]
 ) -> tuple[int, ...]:
-    """Samples one position after another, for a request with penalties, masks or a thinking budget. These depend on the
-    tokens before. `token_ids` is prompt and output so far. Restores the state and `token_ids`."""
+    """Samples one position after another. A request needs this for penalties, masks or a thinking budget, because these
+    depend on the previous tokens. `token_ids` contains the prompt and the output so far. The state and `token_ids` are
+    restored at the end."""
     counts, first, n_known = state.counts, state.index, len(token_ids)
     n_distinct, n_counted = (0, 0) if counts is None else (len(counts.ids), counts.num_output)
     tokens: list[int] = []

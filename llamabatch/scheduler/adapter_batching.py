@@ -1,7 +1,7 @@
-"""Gives turns to adapter sets where requests with different adapters are in flight at once. Pure Python.
+"""Gives turns to adapter sets while requests with different adapters are in flight. Pure Python.
 
 llama.cpp applies adapters to a whole context, so a step computes sequences of one adapter set. A change of the set
-takes time (2 ms on the bundled model; a step of 32 rows takes 5 ms), so a set keeps its turn for several steps.
+takes time, so a set keeps its turn for several steps (bundled model: a change takes 2 ms, and a step of 32 rows 5 ms).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ TOKENS_A_STEP = 64
 
 
 class AdapterScheduler:
-    """Gives turns to the adapter sets in flight, in order of first use. Each set gets a turn before any gets a second.
+    """Gives turns to the adapter sets in flight, in order of first use. No set gets a second turn before each set has
+    had one.
 
     This class costs no time while no request uses adapters, because `add` and `remove` count the adapters in flight.
 
@@ -32,8 +33,8 @@ class AdapterScheduler:
     def __init__(self) -> None:
         self.current: AdapterSet = ()
         self._order: list[AdapterSet] = []
-        self._steps = 0  # steps of the current turn
-        self._names: Counter[str] = Counter()  # adapters of the requests in flight
+        self._steps = 0  # number of steps in the current turn
+        self._names: Counter[str] = Counter()  # adapter -> number of requests in flight that use it
 
     def add(self, request: Request) -> None:
         """Counts the adapters of a request that is now in flight."""
@@ -55,8 +56,8 @@ class AdapterScheduler:
         return name in self._names
 
     def neighbours(self, sequence: Sequence, running: Iterable[Sequence]) -> list[int] | None:
-        """Returns the slots of running sequences with the adapter set of `sequence`; None if no adapters are in use, or
-        no sequence runs.
+        """Returns the slots of the running sequences that have the same adapter set as `sequence`; None if no adapters
+        are in use, or if no sequence runs.
 
         Rows of one set need only one pass over the weights if their slots are neighbours.
         """

@@ -1,6 +1,6 @@
-"""Decides how much of a step background sequences get beside foreground ones. Pure Python.
+"""Decides how much of a step background sequences get while foreground sequences run. Pure Python.
 
-Background work hardly delays foreground work: a step with background tokens takes little longer than one without.
+Background work hardly delays foreground work, because a step with background tokens takes only a little longer.
 """
 
 from __future__ import annotations
@@ -12,60 +12,61 @@ from enum import Enum, auto
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
 
-# A step that background sequences share is at most this many times as long as a step without them.
+# A step with background tokens takes at most this many times as long as a step without them.
 MOST_LONGER = 1.1
 # Background sequences pause in every STEPS_WITH-th step, so that the duration of a step without them can be measured.
-# Where a pass accepts any rows, they pause in every second step until this duration is known.
+# If a pass accepts any rows, they pause in every second step until this duration is known.
 STEPS_WITH = 8
-# Where a background row costs a pass of its own, this many steps lie between two shared steps. Background work then
-# lengthens fewer than 1 in 100 gaps between tokens. Until the cost is known, only BACKGROUND_STEPS_UNTIL_KNOWN steps
-# lie between two shared steps, because background rows may turn out to be cheap.
+# The number of steps between two shared steps, if background rows may need an additional pass. Background work then
+# delays fewer than 1 in 100 tokens. The second value applies until the cost is known. It is smaller because background
+# rows may turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119
 BACKGROUND_STEPS_UNTIL_KNOWN = 29
-# The most background prompt tokens in a shared step. The limit also applies to a step of background sequences alone,
-# if one of the last STEPS_ALONE steps had foreground ones: a request that arrives now should not wait for a long pass.
+# The maximum number of background prompt tokens in a shared step. The limit also applies to a step with background
+# sequences alone, if one of the last STEPS_ALONE steps had a foreground sequence. A request that arrives now should not
+# wait for a long pass.
 BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
-# A background token counts as at least this share of a step's time, even if it was measured as cheaper.
+# A background token counts as at least this share of a step's time, even if the measured time is shorter.
 _LEAST_COST = 0.001
-_MOST_GROWTH = 2  # the background tokens grow at most by this factor from one shared step to the next
-_ROWS_CHANGED = 0.25  # older times of steps are dropped if the foreground rows change by more than this share
+_MOST_GROWTH = 2  # maximum growth factor of the background tokens from one shared step to the next
+_ROWS_CHANGED = 0.25  # a larger relative change in foreground rows drops the old times of steps
 _SAMPLES = 15
 _FEWEST_SAMPLES = 5
 
 
 class BackgroundTurn(Enum):
-    """The part of a step that background sequences get beside foreground ones."""
+    """The part of a step that background sequences get while foreground sequences run."""
 
-    NONE = auto()  # background sequences compute nothing, or run alone
-    SHARE = auto()  # a few tokens of the sequences that have waited longest, in the pass of the foreground
+    NONE = auto()  # background sequences compute nothing, or they run alone
+    SHARE = auto()  # a few tokens in the same pass as the foreground; the sequences with the longest wait come first
     DECODE = auto()  # one row of each decoding background sequence
     PREFILL = auto()  # the rows of DECODE, and a chunk of background prompts
 
 
 class BackgroundPacer:
-    """Decides which steps background sequences share with foreground ones, and how much of these steps they get.
+    """Decides which steps background sequences share with foreground sequences, and how large their part of a step is.
 
-    Where a pass accepts any rows, background sequences get a few tokens in nearly all steps, which then take up to
-    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own. Background sequences then share
-    few steps, or most steps if their rows turn out to be cheap.
+    If a pass accepts any rows, background sequences get a few tokens in nearly all steps, and a step takes at most
+    MOST_LONGER times as long as without them. Otherwise background rows may need an additional pass. Background
+    sequences then share few steps, or most steps if the measured cost of their rows is low.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._turn = BackgroundTurn.NONE
         self._is_mixed = False
-        self._n_steps = 0  # steps with foreground and background sequences
+        self._n_steps = 0  # number of steps with both foreground and background sequences
         self._steps_since_turn = BACKGROUND_STEPS_UNTIL_KNOWN
         self._steps_alone = STEPS_ALONE
         self._n_rows = 0  # foreground rows in the last step
         self._n_tokens = 1  # background tokens in a shared step
         self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens
         self._with: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps with background tokens
-        self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds of a background token
+        self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds for each background token
 
     def turn(self, n_foreground: int, n_background: int) -> BackgroundTurn:
-        """Returns the part of this step for background sequences. Call it once per step, before the other methods.
+        """Returns the part of this step that background sequences get. Call it once per step, before the other methods.
 
         Args:
             n_foreground, n_background: numbers of running sequences.
@@ -95,8 +96,8 @@ class BackgroundPacer:
         return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
 
     def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
-        """Returns the background sequences that share this step. They are chosen, longest waiting first, until their
-        tokens reach the number that a shared step may have."""
+        """Returns the background sequences that share this step. The sequences with the longest wait come first, up to
+        the number of background tokens in a shared step."""
         chosen, left = [], self._n_tokens
         for sequence in sorted(behind, key=lambda s: s.last_step):
             if left <= 0:
@@ -111,7 +112,7 @@ class BackgroundPacer:
         In a turn of PREFILL, these tokens take no longer than a plain step, once `plain_s` and `token_s` are known.
 
         Args:
-            n_rows: background sequences that decode in the step.
+            n_rows: number of background sequences that decode in the step.
             plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet.
         """
         if self._turn is BackgroundTurn.SHARE:
@@ -121,7 +122,7 @@ class BackgroundPacer:
 
     @property
     def alone_chunk(self) -> int:
-        """The most prompt tokens of a step in which only background sequences run."""
+        """The maximum number of prompt tokens in a step with background sequences only."""
         most = self._limits.prefill_budget
         return most if self._steps_alone >= STEPS_ALONE else min(most, BACKGROUND_CHUNK)
 
@@ -129,8 +130,8 @@ class BackgroundPacer:
         """Records the duration of this step. Call it only for steps without prompt tokens of foreground sequences.
 
         Args:
-            n_rows: foreground sequences that decoded.
-            n_tokens: background tokens that were computed.
+            n_rows: number of foreground sequences that decoded.
+            n_tokens: number of background tokens that were computed.
         """
         if not self._is_mixed:
             return

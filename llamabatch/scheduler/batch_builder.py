@@ -15,25 +15,27 @@ from types import MappingProxyType
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
-# At most this many idle slots side by side get dummy rows. Without dummy rows, idle slots cut the call in two, which
-# costs a pass over the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
+# Dummy rows fill gaps of at most this many idle slots. Without dummy rows, a gap cuts the call in two, and the second
+# part needs another pass over the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with
+# 32).
 MAX_DUMMY_GAP = 8
-# Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
+# Prompt chunks up to this length share a call even if their lengths differ, because a separate pass would cost more.
 SHORT_CHUNK = 16
-# A sequence moves into a hole in the slot ids if it may run for this many more steps. A move costs as much as 1 to 15
-# dummy rows (0.5B Q8_0: a move takes 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row takes 2.3 ms).
+# A sequence moves into a hole in the slot ids if it may still run for this many steps. A move costs as much as 1 to 15
+# dummy rows. With 0.5B Q8_0, a move takes 2 ms with slots of 512 cells and 15 to 35 ms with 4,096, and a dummy row
+# takes 2.3 ms.
 MIN_STEPS_TO_MOVE = 16
 
 
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """Returns one call with a row for each sequence; an empty list without sequences. Dummy rows fill holes in the
-    slot ids where the rows are cheaper than a cut of the call.
+    """Returns a list with one call, which has a row for each sequence; an empty list without sequences. Dummy rows fill
+    holes in the slot ids where they cost less than a separate pass.
 
     Args:
         occupied: slots that contain cells. A dummy row there would widen the attention of all rows.
-        max_gap: the longest hole that is filled, in slots.
+        max_gap: maximum number of slots in a hole that is filled.
     """
     spans = decode_spans(sequences)
     return [Call(tuple(spans), _dummies(spans, occupied, limits, max_gap))] if spans else []
@@ -51,9 +53,9 @@ def verify_call(
     occupied: abc.Set[int],
     limits: Limits,
 ) -> Call:
-    """Returns a decode call with up to `n_guesses` guessed tokens behind each row.
+    """Returns a decode call with up to `n_guesses` guessed tokens after each row.
 
-    Where a pass needs equally many tokens of each sequence, shorter drafts are padded.
+    If a pass needs equally many tokens of each sequence, shorter drafts are padded.
     """
     spans = []
     for sequence, draft in zip(sequences, drafts, strict=True):
@@ -70,18 +72,18 @@ def prefill_calls(
     limits: Limits,
     stops: abc.Mapping[Sequence, int] = MappingProxyType({}),
 ) -> list[Call]:
-    """Returns calls with prompt chunks of up to `budget` tokens in all, or more for a whole picture. The first of
-    `sequences` get their tokens first.
+    """Returns calls with prompt chunks of up to `budget` tokens in all, or more if a picture would not fit otherwise.
+    Earlier sequences in `sequences` come first.
 
-    Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several chunks,
-    because the number of output rows in a call is limited.
+    Chunks of the same length in neighbouring slots share a call. A chunk with many output rows is cut into several
+    chunks, because the number of output rows in a call is limited.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each. It cuts a call larger than n_ubatch
     into passes with a few tokens of every sequence. Both kinds of call run at half the speed or less. A call has token
     ids or embeddings, never both (llama-batch.cpp), so a chunk ends where a picture begins or ends.
 
     Args:
-        stops: sequence -> the token count at which its chunk ends at the latest.
+        stops: sequence -> the maximum token count at the end of its chunk.
     """
     spans: list[ScheduledSpan] = []
     for sequence in sequences:
@@ -114,8 +116,8 @@ def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call
 
 
 def joined(calls: list[Call], limits: Limits) -> list[Call]:
-    """Joins decode rows and the first prompt chunks into one call where one pass can compute both. The pass then reads
-    the weights once for both.
+    """Joins decode rows and the first prompt chunks into one call if one pass can compute both. Then the weights are
+    read only once for both.
 
     Args:
         calls: the calls of a step; a call with decode rows comes first.
@@ -130,7 +132,7 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
         first.adapters != second.adapters
         or sum(span.length for span in spans) > limits.n_ubatch
         or not _rows_fit(spans, limits)
-        or len({span.slot for span in spans}) < len(spans)  # a later piece of a prompt needs a call of its own
+        or len({span.slot for span in spans}) < len(spans)  # a later piece of the same prompt needs a separate call
     ):
         return calls
     return joined([Call(tuple(spans)), *rest], limits)
@@ -139,12 +141,12 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
 def moves(
     sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False, min_steps: int = MIN_STEPS_TO_MOVE
 ) -> list[tuple[Sequence, int]]:
-    """Returns sequences to move, each with its new free slot. The moves bring the slots together, because
-    sequences in neighbouring slots need only one pass.
+    """Returns the sequences to move, each with its new slot. The moves bring the sequences into neighbouring slots, so
+    that they need only one pass.
 
     Args:
         up: True: the sequences in the lowest slots move up. False: the sequences in the highest slots move down.
-        min_steps: steps that a sequence must have left to be moved.
+        min_steps: a sequence moves only if it may still run for this many steps.
     """
     at = {s.slot: s for s in sequences if s.slot is not None}
     if not at or max(at) - min(at) < len(at):
@@ -183,8 +185,8 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
 
 
 def _rows_fit(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> bool:
-    """True if a call may have the output rows of these spans: at most one for each span, or Limits.prompt_rows if that
-    is more."""
+    """True if a call may have the output rows of these spans. The limit is one row for each span, or Limits.prompt_rows
+    if that is more."""
     return sum(span.prompt_rows + span.output for span in spans) <= max(limits.prompt_rows, len(spans))
 
 
@@ -198,13 +200,13 @@ def _span(sequence: Sequence, count: int) -> ScheduledSpan:
 
 
 def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[ScheduledSpan]:
-    """Yields the next `count` tokens of a sequence in chunks. Each chunk has few enough prompt rows for one call."""
+    """Yields the next `count` tokens of a sequence in chunks. A chunk has at most Limits.prompt_rows prompt rows."""
     whole, record = _span(sequence, count), sequence.logprobs
     assert record is not None
     start = whole.start + whole.shift
     end = start + count
     while start < end:
-        # Only rows from next_row on are read. The last row of the last piece may be sampled.
+        # The prompt rows are read from next_row on. Only the last chunk may also have a sampled row.
         stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
         output, at = stop == end and whole.output, start - whole.shift
         yield whole._replace(start=at, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))

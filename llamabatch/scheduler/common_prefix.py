@@ -1,4 +1,4 @@
-"""Common beginnings of token lists: their length, families of prompts, and the best sequence to copy from."""
+"""Finds common beginnings of token lists: their length, families of prompts, and the best source of a copy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 
-# The fewest tokens that are shared. A copy always moves the whole slot, which may take as long as computing this many
+# The minimum number of shared tokens. A copy always moves the whole slot, which may take as long as computing this many
 # tokens (0.5B Q8_0: 32 tokens take 40 ms; a copy takes 6 ms with slots of 512 cells, 15 to 35 ms with 4,096).
 MIN_SHARED = 32
-_FIRST_SLICE = 64  # tokens that are compared first: most lists differ early
+_FIRST_SLICE = 64  # number of tokens that are compared first: most lists differ early
 
 
 def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
@@ -33,12 +33,13 @@ def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
 
 
 def prefix_families(prompts: abc.Sequence[abc.Sequence[int]]) -> list[list[int]]:
-    """Groups prompts that begin alike. Returns lists of indices; families and members come in order of index.
+    """Groups prompts that start with the same text. Returns lists of indices. Families and their members are in order
+    of index.
 
     Two neighbours in sorted order belong to one family if they share at least MIN_SHARED tokens and at least half of
     the shorter prompt. Each prompt is in one family.
     """
-    # any order that puts equal beginnings side by side will do; raw bytes compare fastest
+    # any order works if it puts equal beginnings side by side; raw bytes compare fastest
     raw = [array("i", prompt).tobytes() for prompt in prompts]
     order = sorted(range(len(raw)), key=raw.__getitem__)
     families: list[list[int]] = []
@@ -58,7 +59,7 @@ class ShareKey(NamedTuple):
     """The key of a request's cells. Cells of different keys are never shared.
 
     Attributes:
-        adapters: the adapters that the cells were computed with.
+        adapters: the adapters with which the cells were computed.
         cache_salt: the salt of the request that computed the cells.
     """
 
@@ -77,11 +78,12 @@ def share_key(request: Request) -> ShareKey:
 def best_source(
     sequence: Sequence, running: Iterable[Sequence], least_cut: Callable[[Sequence], int] | None = None
 ) -> tuple[Sequence, int] | None:
-    """Returns the running sequence whose cells save the most tokens, and how many; None if no sequence saves enough.
+    """Returns the running sequence whose cells save the most tokens, and the number of these tokens; None if no
+    sequence saves enough.
 
     Args:
-        least_cut: returns the fewest tokens to which the cells of a sequence can be cut; None: all cells can be cut to
-            any number of tokens.
+        least_cut: returns the minimum number of tokens to which the cells of a sequence can be cut; None: all cells can
+            be cut to any number of tokens.
     """
     prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
     if most < MIN_SHARED:

@@ -1,4 +1,4 @@
-"""Tokens and durations of sequences, counted while they are computed. Pure Python."""
+"""Counts the tokens of sequences and measures durations during the steps. Pure Python."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llamabatch.utils.histogram import Tally
 
 
 class SequenceCounters:
-    """Counts of tokens and histograms of durations. Only the engine's thread counts. Counts that another thread reads
-    during a step include only a part of the step.
+    """Counts tokens and makes histograms of durations. Only the engine's thread counts. If another thread reads the
+    counts during a step, they include only a part of the step.
 
-    Most rows of a step continue a sequence whose last token came in the step before. All these rows have the same gap,
-    so the histogram is updated once for all of them.
+    Most rows of a step continue a sequence whose last token came in the previous step. All these rows have the same gap
+    between tokens, so the histogram is updated once for all of them.
 
     Attributes:
         prompt_tokens, generated_tokens: as in EngineStats.
@@ -25,8 +25,8 @@ class SequenceCounters:
         self._queue = Tally()
         self._ttft = Tally()
         self._inter_token = Tally()
-        self._last_step_s: float | None = None  # when the last step's tokens were known
-        self._n_gaps = 0  # rows of this step whose previous token came in the previous step
+        self._last_step_s: float | None = None  # the time when the last step's tokens were known
+        self._n_gaps = 0  # number of sequences with tokens both in this step and in the previous one
 
     def count_admission(self, sequence: Sequence, now: float) -> None:
         """Counts a sequence that has got its first slot."""
@@ -46,11 +46,11 @@ class SequenceCounters:
             self._n_gaps += 1
         else:
             self._inter_token.add(now - before)
-        if n > 1:  # accepted guesses come at once
+        if n > 1:  # with accepted guesses, several tokens come at the same time
             self._inter_token.add(0.0, n - 1)
 
     def end_step(self, now: float) -> None:
-        """Ends a step whose tokens are all counted."""
+        """Ends a step after all its tokens were counted."""
         if self._n_gaps:
             assert self._last_step_s is not None
             self._inter_token.add(now - self._last_step_s, self._n_gaps)

@@ -42,7 +42,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else math.inf
 
     def missed(self, now: float) -> list[Sequence]:
-        """Returns the unfinished sequences whose deadline has passed, each once."""
+        """Returns the unfinished sequences whose deadline has passed. Later calls do not return them again."""
         late = []
         while self._heap and self._heap[0][0] <= now:
             sequence = _in_flight(heapq.heappop(self._heap)[2])
@@ -72,7 +72,7 @@ def deadline_message(request: Request, now: float, where: str) -> str:
     """Returns the error of a request that missed its deadline.
 
     Args:
-        where: end of the message, which says how far the request had come.
+        where: the end of the message. It says how far the request had come.
     """
     after = now - request.arrival_s
     return f"{DEADLINE_EXCEEDED}deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

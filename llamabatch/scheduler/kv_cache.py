@@ -1,8 +1,8 @@
-"""The slots of a context: leases, cells that finished sequences have left in free slots, copies and cuts.
+"""The slots of a context: leases, cached cells of finished sequences in free slots, copies and cuts.
 
 Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot. A request that
-begins with the same tokens starts from these cells. Only free slots have cached cells, so that caching never spreads
-the running ids apart.
+begins with the same tokens starts from these cells. Only free slots have cached cells. So caching never makes gaps
+between the slots of running sequences.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, comm
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 from llamabatch.scheduler.step_costs import StepCosts
 
-# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: a copy takes 6 ms with slots of 512
-# cells, 15 to 35 ms with 4,096; a token takes 1.3 ms). Cached cells move to another slot if they are expected to save
-# at least this many tokens.
+# A copy of a slot takes as long as computing this many tokens (0.5B Q8_0: a copy takes 6 ms with slots of 512 cells, 15
+# to 35 ms with 4,096; a token takes 1.3 ms). Cached cells move to another slot if they will probably save at least this
+# many tokens.
 COPY_IN_TOKENS = 16
-# The most tokens that a template writes behind the last turn, to open the model's answer.
+# After the last turn, a template opens the model's answer with at most this many tokens.
 MOST_OPENING = 32
 # The chance that a prefix is used again, assumed before any use is counted: one in eight.
 _FIRST_USES = (1, 8)
-# The chance that the text of a kept prefix is continued, assumed before any use is counted. The counts are larger than
-# in _FIRST_USES, so that this chance changes more slowly: many chats may begin before any of them goes on.
+# The chance that the text of a kept prefix is continued, assumed before any use is counted. This is also one in eight.
+# With larger counts the chance changes more slowly, because many chats may begin before one of them goes on.
 _FIRST_CONTINUED = (4, 32)
-_REMEMBERED = 256  # at this many prefixes, a chance's two counts are halved
+_REMEMBERED = 256  # maximum of the second count of a chance; above it, both counts are halved
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,12 @@ class CachedPrefix:
 
     Attributes:
         token_ids: the tokens of the sequence; the first `count` of them have cells.
-        n_prompt: how many of the `count` tokens belong to the prompt.
-        least_cut: the cells cannot be cut to fewer tokens; see Sequence.
-        n_computed: how many of the `count` tokens the sequence computed; it began with the cells of the other tokens.
+        n_prompt: number of the `count` tokens that belong to the prompt.
+        least_cut: minimum number of tokens to which the cells can be cut; see Sequence.
+        n_computed: number of the `count` tokens that the sequence computed itself. The cells of the other tokens were
+            copied or restored.
         key: only requests with this key may use the cells.
-        used: number of the last use of the cells; later uses have higher numbers.
+        used: serial number of the last use of the cells. Later uses have higher numbers.
     """
 
     token_ids: abc.Sequence[int]
@@ -58,10 +59,10 @@ class Placement:
     """The slots near which a sequence should get its slot, so that the slot ids of each call are dense.
 
     Attributes:
-        peers: leased slots of the sequences that share passes with the new one; None: all leased slots.
+        peers: slots of the running sequences in the same passes as this sequence; None: all leased slots.
         from_top: True: the search begins at the highest slot, because background sequences use the highest slots.
-        neighbours: slots. The sequence gets the free slot nearest to any of them, or the highest free slot if the list
-            is empty; None: neighbours do not count.
+        neighbours: the sequence gets the free slot that is nearest to any of these slots, or the highest free slot if
+            the list is empty; None: neighbours are ignored.
     """
 
     peers: abc.Sequence[int] | None = None
@@ -77,9 +78,9 @@ class KVCacheManager:
 
     Attributes:
         slots: the seq ids.
-        cached: slot -> cells that a finished sequence has left there.
+        cached: free slot -> the cells of a finished sequence in it.
         on_loss: called before cached cells are lost, while the slot still has them. Its arguments are the slot, its
-            cached cells, and how many of them stay in use.
+            cached cells, and the number of these cells that stay in use.
     """
 
     def __init__(self, n_slots: int, limits: Limits, costs: StepCosts | None = None) -> None:
@@ -94,18 +95,20 @@ class KVCacheManager:
         self._n_continued, self._n_kept = _FIRST_CONTINUED
         self.on_loss: Callable[[int, CachedPrefix, int], None] | None = None
         self._unsettled: set[int] = set()  # slots that get other cells in this step
-        # slot with moved cells -> the slot that had these cells before. Saves read the old slot, before the cells move.
+        # slot with moved cells -> the former slot of these cells. A save comes before the move, so it reads the former
+        # slot.
         self._origins: dict[int, int] = {}
         self._copies: list[PrefixCopy] = []
-        self._cuts: dict[int, int] = {}  # slot -> tokens that stay
+        self._cuts: dict[int, int] = {}  # slot -> number of tokens that stay
 
     @property
     def n_cached_cells(self) -> int:
-        """The number of cells that finished sequences have left in slots."""
+        """The number of cached cells of finished sequences in all slots."""
         return sum(cached.count for cached in self.cached.values())
 
     def find(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Returns the slot whose cached cells save the most tokens, and how many; None if no slot saves enough."""
+        """Returns the slot whose cached cells save the most tokens, and the number of these tokens; None if no slot
+        saves enough."""
         most = sequence.most_shared
         if not self.cached or most < MIN_SHARED:
             return None
@@ -118,7 +121,7 @@ class KVCacheManager:
             shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
-            rank = (shared, -cached.count, slot)  # if two slots save equally many, the one with fewer cells wins
+            rank = (shared, -cached.count, slot)  # if two slots save the same number, the slot with fewer cells wins
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
@@ -139,8 +142,8 @@ class KVCacheManager:
             self.evict(slot, is_lost=True)
 
     def lease(self, placement: Placement = ANYWHERE, *, spared: int | None = None) -> int:
-        """Leases and empties a free slot that keeps the slot ids dense. Of several such slots it leases the one whose
-        cached cells have the least value.
+        """Leases and empties a free slot that keeps the slot ids dense. Of several such slots, it leases the slot with
+        the least valuable cells.
 
         Args:
             spared: a slot whose cells must stay; None: there is none.
@@ -162,12 +165,13 @@ class KVCacheManager:
         return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
 
     def lease_this(self, slot: int, spared: int | None = None) -> int:
-        """Leases a free slot. Its cached cells move to a slot of less value if the move pays; else they are lost."""
+        """Leases a free slot. Its cached cells move to a slot of less value if the move saves time. Otherwise they are
+        lost."""
         cached = self.cached.get(slot)
         if cached is not None and self.expected_saving(slot) >= self._costs.copy_in_rows(COPY_IN_TOKENS):
             value, leased = self.value(slot), self.slots.leased
             others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
-            if others:  # an empty slot above all leased ones is best
+            if others:  # the best target is an empty slot above all leased slots
                 high = max(leased, default=-1)
                 target = min(others, key=lambda other: (self.value(other), other < high, other))
                 self.evict(target)
@@ -179,10 +183,10 @@ class KVCacheManager:
         return self.slots.lease(slot)
 
     def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
-        """Leases a slot for a sequence that begins with the first `count` tokens cached in the free slot `slot`.
+        """Leases a slot for a sequence. Its first `count` tokens are cached in the free slot `slot`.
 
-        If the rest of the cached cells may be of use and a slot of less value is free, another slot is leased
-        and gets a copy of the tokens. Otherwise `slot` itself is leased.
+        If the other cells of `slot` may be useful and a slot of less value is free, another slot is leased and gets a
+        copy of the tokens. Otherwise `slot` itself is leased.
         """
         cached = self.cached[slot]
         self._uses += 1
@@ -223,7 +227,7 @@ class KVCacheManager:
         self.cached[slot] = CachedPrefix(sequence.token_ids, count, key, self._uses, n_prompt, least_cut, n_computed)
 
     def value(self, slot: int) -> float:
-        """Returns the value of the cells cached in a free slot: their number divided by their age, 0 without cells."""
+        """Returns the value of the cells cached in a free slot: their number divided by their age; 0 without cells."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count / (self._uses + 1 - cached.used)
 
@@ -231,20 +235,21 @@ class KVCacheManager:
         """Counts that a kept prefix is used again, from its slot or from main memory.
 
         Args:
-            count: how many of its tokens are used.
-            n_prompt: tokens of the prompt that the prefix began with.
+            count: number of tokens of the prefix that are used.
+            n_prompt: number of prompt tokens at the beginning of the prefix.
         """
         self._n_used_again += 1
         self._n_continued += count > n_prompt - MOST_OPENING
 
     @property
     def continued(self) -> float:
-        """The share of kept prefixes whose text was continued, 0 to 1. The rest was used in part or never again."""
+        """The share (0 to 1) of kept prefixes whose text was continued. Other prefixes were used only in part, or never
+        again."""
         return min(1.0, self._n_continued / self._n_kept)
 
     def expected_saving(self, slot: int) -> float:
-        """Returns how many tokens the cells cached in a slot will save: their number times the share of reused
-        prefixes."""
+        """Returns the number of tokens that the cells cached in a slot will probably save: the number of these cells
+        times the share of reused prefixes."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
 
@@ -252,7 +257,7 @@ class KVCacheManager:
         """Drops the cells cached in a slot, if there are any.
 
         Args:
-            is_lost: the cells cannot be used any more, or are already gone, so that on_loss is not called.
+            is_lost: True if the cells cannot be used any more or are already gone. on_loss is then not called.
         """
         cached = self.cached.pop(slot, None)
         if cached is None:
@@ -267,12 +272,12 @@ class KVCacheManager:
             self.on_loss(origin, cached, kept)
 
     def evict_keys(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Drops all cells cached under an unwanted key."""
+        """Drops all cells that are cached under an unwanted key."""
         for slot in [slot for slot, cached in self.cached.items() if unwanted(cached.key)]:
             self.evict(slot, is_lost=True)
 
     def evict_to(self, n_cells: int) -> None:
-        """Drops the least valuable cached cells until no more than `n_cells` are left."""
+        """Drops the least valuable cached cells until at most `n_cells` cells are left."""
         excess = self.n_cached_cells - n_cells
         if excess > 0:
             for slot in sorted(self.cached, key=self.value):
@@ -300,11 +305,12 @@ class KVCacheManager:
         return any(copy.source == slot for copy in self._copies)
 
     def cut(self, slot: int, count: int) -> None:
-        """Cuts a freed slot to the `count` tokens that its sequence ended with, unless it is already cut."""
+        """Cuts a freed slot to the `count` tokens of its ended sequence, unless a cut of this slot is already
+        planned."""
         self._cuts.setdefault(slot, count)
 
     def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
-        """Returns the copies, in the order in which they must happen, and the cuts. Forgets both."""
+        """Returns the copies, in the order of execution, and the cuts. Forgets both."""
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()
@@ -323,7 +329,7 @@ class SlotPool:
     """The seq ids of a context, 0 .. n_slots - 1.
 
     Foreground sequences lease the lowest free id, so that their ids stay dense. Background sequences lease the highest
-    free id. The methods raise ValueError on misuse, which is a bug of llamabatch, never of its caller.
+    free id. The methods raise ValueError for wrong use. This is always a bug of llamabatch, never of its user.
     """
 
     def __init__(self, n_slots: int) -> None:
@@ -341,11 +347,12 @@ class SlotPool:
 
     @property
     def free(self) -> list[int]:
-        """Free ids, rising."""
+        """The free ids, in ascending order."""
         return sorted(self._free)
 
     def lease(self, slot: int | None = None, *, top: bool = False) -> int:
-        """Leases and returns the free id `slot`; without `slot` the lowest free id, or the highest if `top`."""
+        """Leases and returns the free id `slot`. If `slot` is None, leases the lowest free id, or with `top` the
+        highest."""
         if not self._free:
             raise ValueError("no slot is free")
         if slot is None and top:

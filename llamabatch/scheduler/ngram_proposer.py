@@ -1,4 +1,5 @@
-"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of the text's last tokens. Pure Python."""
+"""Makes drafts by prompt lookup: finds an earlier place in the text with the same last tokens, and guesses the tokens
+after that place. Pure Python."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from weakref import WeakKeyDictionary
 
 from llamabatch.request.sequence import Sequence
 
-# Runs of up to this many last tokens are looked up, the longest first. A run of one token guesses badly in long texts,
-# but a bad guess costs nothing until it is computed. spec_decode.py weighs each draft by the gain of earlier drafts.
+# The last tokens are looked up as runs of at most this many tokens, the longest run first. A run of one token gives bad
+# guesses in long texts, but a bad guess costs nothing until it is computed. spec_decode.py decides by the gain of
+# earlier drafts which guesses are computed.
 LONGEST_RUN = 3
 
 
@@ -35,14 +37,14 @@ class NgramProposer:
 
 
 class RunIndex:
-    """Index of one text: for each run of 1 to LONGEST_RUN tokens, the place of the token that last followed the run.
+    """Index of one text. Maps each run of 1 to LONGEST_RUN tokens to the place of the token that last followed the run.
 
-    A token adds at most LONGEST_RUN entries. A step of a long text therefore costs as much as a step of a short text.
+    A token adds at most LONGEST_RUN entries. So a step of a long text takes no longer than a step of a short text.
     """
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, ...], int] = {}  # run -> place of the token after it
-        self._known = 0  # tokens that are indexed
+        self._next: dict[tuple[int, ...], int] = {}  # run of tokens -> place of the token that last followed it
+        self._known = 0  # number of indexed tokens
 
     def find(self, token_ids: abc.Sequence[int], n: int) -> list[int]:
         """Returns up to n tokens that may come next; none if the last token is new to the text."""
@@ -54,7 +56,7 @@ class RunIndex:
                 found = list(token_ids[place : place + n])
                 if min(found) < 0:  # a negative id is a picture, which cannot be guessed
                     return found[: next(at for at, token_id in enumerate(found) if token_id < 0)]
-                # if the text ends before n tokens are found, the found tokens are repeated
+                # if the text ends after fewer than n tokens, the found tokens are repeated
                 for at in range(n - len(found)):
                     found.append(found[at])
                 return found

@@ -1,7 +1,7 @@
-"""Types between scheduler and model runner: the work of one step, and its results. Pure Python.
+"""The types that scheduler and model runner exchange: the work of one step, and its results. Pure Python.
 
-Spans and their results are named tuples, because a named tuple is made three times as fast as a frozen dataclass. A
-step of a small model takes 3 ms, and makes a span and a result for every row.
+Spans and their results are named tuples, because making a named tuple is three times as fast as making a frozen
+dataclass. A step of a small model takes 3 ms, and makes a span and a result for every row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ScheduledSpan(NamedTuple):
     """`length` tokens of a sequence from position `start` on.
 
     Attributes:
-        output: the row of the last token is sampled.
+        output: True if the row of the last token is sampled.
         draft: guessed tokens in a verify call, else None. The span has one pending token, then the guesses, then
             padding up to `length`. The rows of the pending token and of the guesses are output rows.
-        shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some
-            tokens.
-        prompt_rows: how many rows are read for logprobs of the prompt: the rows just before the sampled row, or the
-            last rows if `output` is False.
-        media: the media run of which the tokens are a part; None: the tokens are text.
+        shift: the token at position p is token p + shift of the sequence. The value is above 0 once a full slot has
+            forgotten some tokens.
+        prompt_rows: number of rows that are read for logprobs of the prompt. These rows come just before the sampled
+            row. If `output` is False, they are the last rows.
+        media: the media run that contains the tokens; None: the tokens are text.
     """
 
     sequence: Sequence
@@ -55,12 +55,12 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def num_output(self) -> int:
-        """The number of output tokens so far, which is the index of the next sampled token."""
+        """The number of output tokens so far. This is also the index of the next sampled token."""
         return self.sequence.num_output
 
     @property
     def logprobs(self) -> LogprobRecord | None:
-        """Logprobs that the request asks for; None: the request asks for none."""
+        """The logprobs that the request asks for; None: it asks for no logprobs."""
         return self.sequence.logprobs
 
     @property
@@ -70,22 +70,26 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens at the positions of the span; with a draft only the first token, because all others are guesses."""
+        """The tokens at the positions of the span. With a draft, only the first token, because the other tokens are
+        guesses."""
         first = self.start + self.shift
         return self.sequence.token_ids[first : first + self.length]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One llama_decode: spans in slot order, and dummy rows in other slots that keep the slot ids dense.
+    """One llama_decode: spans in slot order, and dummy rows. The dummy rows are in other slots, and keep the slot ids
+    dense.
 
     Attributes:
-        dummy_slots: the slots of dummy rows, rising.
-        n_guesses: in a verify call, the most rows of a span behind its known token; 0 in other calls. Without
-            Limits.packs_any, all spans have this many, and a dummy slot has as many rows as a span.
-        dummy_starts: how many tokens each of dummy_slots contains before and after the call; (): all slots are empty.
-        is_padded: dummy rows are also output rows, so that the call has the shape of a call without dummy rows; see
-            RowLadder.
+        dummy_slots: the slots of dummy rows, in ascending order.
+        n_guesses: in a verify call, the maximum number of rows after the known token of a span; 0 in other calls.
+            Without Limits.packs_any, all spans have this number of rows after the known token, and a dummy slot has as
+            many rows as a span.
+        dummy_starts: number of tokens in each of dummy_slots, which the call does not change; (): all these slots are
+            empty.
+        is_padded: True if dummy rows are also output rows. The call then has the same shape as a call without dummy
+            rows; see RowLadder.
     """
 
     spans: tuple[ScheduledSpan, ...]
@@ -96,7 +100,7 @@ class Call:
 
     @property
     def dummies(self) -> tuple[tuple[int, int], ...]:
-        """Slot and position of each dummy row."""
+        """For each slot with dummy rows: the slot, and the position of the first dummy row."""
         return tuple(zip(self.dummy_slots, self.dummy_starts or (0,) * len(self.dummy_slots), strict=True))
 
     @property
@@ -106,7 +110,7 @@ class Call:
 
     @property
     def media(self) -> MediaRun | None:
-        """The media run of the only span; None: the tokens are text."""
+        """The media run of the only span; None: the call computes text."""
         return self.spans[0].media
 
     @cached_property
@@ -126,7 +130,7 @@ class PrefixCopy:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut: slot `slot` forgets all but its first `count` tokens."""
+    """A cut: slot `slot` keeps only its first `count` tokens."""
 
     slot: int
     count: int
@@ -134,7 +138,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Shift:
-    """A shift: slot `slot` forgets `count` tokens from position `start` on, and the tokens behind them move down."""
+    """A shift: slot `slot` forgets `count` tokens from position `start` on, and all later tokens move down by `count`
+    positions."""
 
     slot: int
     start: int
@@ -143,8 +148,9 @@ class Shift:
 
 @dataclass(frozen=True)
 class Save:
-    """A save: the model runner copies the state of slot `slot` to `prefix.state`. Before that it cuts off tokens that
-    `prefix` does not have: only a slot that will be emptied has such tokens. If it cannot do this, it saves nothing.
+    """A save: the model runner copies the state of slot `slot` to `prefix.state`. Before that, it cuts off the tokens
+    after those of `prefix`. Only a slot that will be emptied has such tokens. If the cut is impossible, nothing is
+    saved.
 
     Attributes:
         make_room: PrefixStore.make_room, called with the size of the state in bytes before the state is copied.
@@ -169,7 +175,7 @@ class SchedulerOutput:
     """The work of one step, in this order: saves, restores, copies, cuts, shifts, calls.
 
     Attributes:
-        encoder_share: part of the step's time, above 0, that the encoder of a picture may take; 1: no limit, because
+        encoder_share: maximum share of the step's time for the encoder of a picture, above 0; 1: no limit, because
             nobody reads the tokens of other requests one by one.
     """
 
@@ -183,9 +189,10 @@ class SchedulerOutput:
 
     @property
     def output_rows(self) -> int:
-        """The number of rows if the step is one call that only continues sequences, guesses and dummy rows included.
+        """The number of rows of a step with a single call that only continues sequences. Guesses and dummy rows count,
+        too.
 
-        It is 0 for other steps. The times of steps with equally many output rows can be compared.
+        0 for all other steps. The times of steps with equally many output rows can be compared.
         """
         if len(self.calls) != 1 or self.copies or self.restores or self.saves or self.shifts:
             return 0
@@ -205,19 +212,20 @@ class SchedulerOutput:
 
 
 class DecodeStatus(Enum):
-    """Result of a span. Expected failures are values; bugs are exceptions."""
+    """The result of a span. Expected failures are members of this class. Bugs raise exceptions."""
 
     OK = auto()
-    NO_ROOM = auto()  # no free cells; nothing of the span was computed
+    NO_ROOM = auto()  # there were no free cells; nothing of the span was computed
     NOT_YET = auto()  # the span's picture is still being encoded; nothing of the span was computed
     FAILED = auto()  # the span itself cannot be computed
 
 
 class SpanOutput(NamedTuple):
-    """The status of a span, and the tokens that were sampled after it, if any.
+    """The status of a span, and the tokens that were sampled after the span, if any.
 
     Attributes:
-        logprobs: an entry for each of the span's prompt rows, then for each token; empty if the request asks for none.
+        logprobs: an entry for each of the span's prompt rows, then one for each token; empty if the request asks for no
+            logprobs.
         encoder_s: seconds that the encoder of the span's picture took.
     """
 
@@ -233,30 +241,32 @@ class Limits:
     """Sizes and abilities of a model runner.
 
     Attributes:
-        n_slots: the most seq ids of the context.
-        start_slots: how many seq ids the context starts with; None: n_slots. The context grows once.
-        n_batch: the most tokens in one call. n_ubatch: the most tokens in one pass over the weights.
+        n_slots: maximum number of seq ids of the context.
+        start_slots: number of seq ids at the start; None: n_slots. The context grows once.
+        n_batch: maximum number of tokens in one call.
+        n_ubatch: maximum number of tokens in one pass over the weights.
         prefill_share: part of the time, 0.05 to 1, that prompts get while other requests wait for their next token.
-        prefill_budget: the most prompt tokens in a step while other requests wait for their next token.
-        n_outputs: the most output rows in one call.
-        n_cells: cells of a unified KV cache, which all slots share; None: a split cache, in which each slot has its
-            own.
-        can_share: the cells of a slot can be copied to another slot.
-        can_cut: a copy can be cut at any position. False: the contents of a slot can be used only as a whole
-            (recurrent state, sliding windows).
-        has_window: some layers attend over a sliding window. A saved state has no cells of these layers outside
-            the window.
-        state_bytes: bytes of main memory that saved states of slots may take.
-        can_pad: dummy rows are harmless. With recurrent state they are not.
-        can_shift: the positions of cells can change (overflow="shift").
-        keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
-        prompt_rows: the most output rows of a call in which a sequence has more than one.
-        is_ragged: a pass accepts any slots, with any number of tokens each. Otherwise a pass needs consecutive slots
-            with equally many tokens each.
-        on_device: a GPU computes, so that costs of rows and passes are measured; see StepCosts.
+        prefill_budget: maximum number of prompt tokens in a step while other requests wait for their next token.
+        n_outputs: maximum number of output rows in one call.
+        n_cells: number of cells of a unified KV cache, which all slots share; None: a split cache, in which each slot
+            has its own cells.
+        can_share: True if the cells of a slot can be copied to another slot.
+        can_cut: True if a copy can be cut at any position; False if the contents of a slot can be used only as a whole
+            (recurrent state, some sliding windows).
+        has_window: True if some layers attend only to a sliding window. For these layers, a saved state has only the
+            cells in the window.
+        state_bytes: maximum bytes of main memory for saved states of slots.
+        can_pad: True if dummy rows do no harm; False with recurrent state or a unified KV cache.
+        can_shift: True if the positions of cells can change (overflow="shift").
+        keeps_prefixes: True if the cells of finished sequences stay for requests with the same beginning; needs
+            can_share.
+        prompt_rows: maximum number of output rows in a call if one of its sequences has more than one output row.
+        is_ragged: True if a pass accepts any slots, with any number of tokens for each slot. Otherwise a pass needs
+            consecutive slots with equally many tokens.
+        on_device: True if a GPU computes. The costs of rows and passes are then measured; see StepCosts.
         row_ladder: "off", "auto" or "on": see RowLadder.
-        is_unified: the KV cache is unified; true if n_cells is given.
-        packs_any: a pass accepts any slots, with any number of tokens each: is_unified or is_ragged is set.
+        is_unified: True if the KV cache is unified, that is, if n_cells is given.
+        packs_any: is_unified or is_ragged. A pass then accepts any slots, with any number of tokens for each slot.
     """
 
     n_slots: int

@@ -1,7 +1,8 @@
-"""The strategies: policies for the same step loop, each with an order of admission and a choice of rows to compute.
+"""The strategies: policies for the same step loop. Each policy has an order of admission and chooses the rows to
+compute.
 
-To add a policy, add its row to POLICIES. `llamabatch compare` then treats it as the most complex one and draws it in
-black: tools/compare/advice.py and plot.py have an order and colors only for the policies that they know.
+To add a policy, add its row to POLICIES. `llamabatch compare` then treats the new policy as the most complex one and
+draws it in black, because tools/compare/advice.py and plot.py have an order and colors only for the present policies.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Policy:
     Attributes:
         name: the policy's name among the options.
         summary: one line for help texts.
-        key: sorts the waiting sequences; the lowest key is admitted first. It starts with Request.group, so that
-            later groups cannot overtake a request forever.
-        admits: (number of running sequences, number of free slots) -> how many sequences may be admitted now.
+        key: sorts the waiting sequences. The sequence with the lowest key is admitted first. Each key starts with
+            Request.group, so that later groups cannot overtake a request forever.
+        admits: (number of running sequences, number of free slots) -> number of sequences that may be admitted now.
         select: running sequences that could compute -> the sequences that compute in this step.
-        one_slot: the policy uses one slot only.
-        by_family: the key uses Sequence.family.
+        one_slot: True if the policy uses only one slot.
+        by_family: True if the key uses Sequence.family.
     """
 
     name: str
@@ -54,8 +55,8 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
     """Sorts by expected output, longest first. Short requests then fill slots that would be empty at the end.
 
-    Prompts that begin alike stay together, so that later ones can copy from the first. Requests with the same adapters
-    also stay together, because other adapters need calls of their own.
+    Prompts that start with the same text stay together, so that later prompts can copy from the first. Requests with
+    the same adapters also stay together, because other adapters need separate calls.
     """
     longest, first = sequence.family
     return (sequence.request.group, sequence.request.adapters, -longest, first, -sequence.request.expected_tokens)
@@ -116,8 +117,7 @@ POLICIES: dict[str, Policy] = {
     )
 }
 
-# The last two names choose how engines are made, not what a step computes; see planning/capacity.py and
-# client/connect.py.
+# The last two names are not policies. They choose how engines are made; see planning/capacity.py and client/connect.py.
 STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
 
 
@@ -127,6 +127,6 @@ def has_one_slot(strategy: str) -> bool:
 
 
 def policy(name: str) -> Policy:
-    """Returns the policy of that name. Raises ConfigError, which lists the known names, for any other name."""
+    """Returns the policy with this name. Raises ConfigError with a list of the known names for any other name."""
     choice(ConfigError, "strategy", name, POLICIES)
     return POLICIES[name]

@@ -1,5 +1,5 @@
-"""Finds prompt beginnings that need not be computed, in finished or running sequences and in stored prefixes. Pure
-Python."""
+"""Finds beginnings of prompts that need not be computed: in finished sequences, running sequences and stored prefixes.
+Pure Python."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: a pass 23 ms, a token 1.3 ms).
 PASS_IN_TOKENS = 18
-# The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
-# times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
+# The time to copy a cell to main memory, divided by the time to compute the cell. The value is used until both times
+# are measured (0.5B Q8_0 on two cores: a token has 12 kB, takes 4 to 12 us to copy, and 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
-_COPY_TOKENS = 10  # computing this many tokens takes as long as copying a recurrent state of 20 MB (0.8B shape)
-_LEAST_GAIN = 8  # the fewest tokens that a copy must save
-# A copy that takes at most the share _LITTLE of its sequence's computing time is made even if its use is unlikely. The
-# chance of use must still be at least _LEAST_CHANCE. The chance is lower after some 200 texts that nobody continues.
+_COPY_TOKENS = 10  # computing this many tokens takes as long as a copy of a recurrent state of 20 MB (0.8B shape)
+_LEAST_GAIN = 8  # minimum number of tokens that a copy must save
+# If a copy takes at most the share _LITTLE of the sequence's computing time, the copy is made even if its use is
+# unlikely. The chance of use must still be at least _LEAST_CHANCE. The chance falls below this value after some 200
+# texts that nobody continues.
 _LITTLE = 1 / 32
 _LEAST_CHANCE = 1 / 64
 
 
 class PrefixCache:
-    """Gives each admitted sequence the cached slot, copy or stored prefix that saves the most of its prompt.
+    """Gives each admitted sequence the longest useful beginning of its prompt: cached cells, a copy, or a stored
+    prefix.
 
     Args:
         n_slots: slots that the context starts with.
-        token_s: returns the measured seconds of a prompt token; None: not known.
+        token_s: returns the measured seconds for a prompt token; None: not known.
 
     Attributes:
         kv_cache: the slots and their cells.
         store: prefixes loaded from files, and checkpoints.
-        cuts_anywhere: the contents of a slot can be cut to any number of tokens.
-        num_shared_tokens: tokens copied from running sequences.
-        num_prefix_hits: sequences that began with cells of a finished sequence, or with a stored prefix.
-            num_prefix_tokens: tokens that these sequences began with. num_restored_tokens: the part of
-            num_prefix_tokens that came from the store. num_read_tokens: the part that came from the store's disk.
+        cuts_anywhere: True if the contents of a slot can be cut to any number of tokens.
+        num_shared_tokens: number of tokens copied from running sequences.
+        num_prefix_hits: number of sequences that began with cells of a finished sequence, or with a stored prefix.
+        num_prefix_tokens: number of tokens that these sequences did not have to compute.
+        num_restored_tokens: the part of num_prefix_tokens that came from the store.
+        num_read_tokens: the part of num_prefix_tokens that came from the store's disk.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class PrefixCache:
         if self.store.keeps_checkpoints:
             self.kv_cache.on_loss = self._on_loss
         self._stops_early = self.store.keeps_checkpoints and not limits.can_cut and limits.keeps_prefixes
-        # request id -> the token counts at which checkpoints of its sequence are made, rising
+        # request id -> the token counts at which checkpoints of its sequence are made, in ascending order
         self._places: dict[str, list[int]] = {}
         self._saves: list[Save] = []
         self.num_shared_tokens = 0
@@ -74,11 +77,11 @@ class PrefixCache:
         self.num_restored_tokens = 0
         self.num_read_tokens = 0
         self._limits = limits
-        # request id -> the stored prefix that a later step puts into the sequence's slot, and how many tokens of it
+        # request id -> (the stored prefix for the sequence's slot, the number of its tokens to use)
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
-        self._fetched: set[StoredPrefix] = set()  # prefixes read from the disk for sequences in _restoring
-        self._tried: dict[int, CachedPrefix] = {}  # slot -> the cells that were last offered to the disk
-        # request id -> the sequence to copy a prefix from (None: it was preempted), and the number of tokens
+        self._fetched: set[StoredPrefix] = set()  # prefixes in _restoring that are read from disk
+        self._tried: dict[int, CachedPrefix] = {}  # slot -> the cells that next_write has already considered
+        # request id -> (the source of a copy, or None if the source was preempted; the number of tokens to copy)
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
     def stats(self) -> dict[str, Any]:
@@ -127,8 +130,8 @@ class PrefixCache:
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
-        """Returns the restores of this step, for sequences that an earlier step admitted. Their stored prefixes are in
-        main memory by now."""
+        """Returns the restores of this step. They are for admitted sequences whose stored prefix is now in main
+        memory."""
         if not self._restoring:
             return ()
         restores = []
@@ -153,8 +156,8 @@ class PrefixCache:
         return self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
 
     def _await_restore(self, sequence: Sequence, stored: tuple[StoredPrefix, int]) -> None:
-        """Lets a later step fill the sequence's slot. By then, the state is in memory, and the slot takes part in no
-        copy."""
+        """Plans to fill the sequence's slot from a stored prefix in a later step. By then the state is in memory, and
+        no copy reads or fills the slot."""
         if stored[0].is_on_disk and self.store.disk is not None:
             self._fetched.add(stored[0])
             self.store.disk.fetch(stored[0])
@@ -162,12 +165,12 @@ class PrefixCache:
 
     @property
     def reads(self) -> bool:
-        """True while sequences wait for states that are read from the disk."""
+        """True while a sequence waits for a state that is being read from disk."""
         awaited = (prefix for prefix, _ in self._restoring.values())
         return any(each.is_on_disk and each.state is None and not each.is_dropped for each in awaited)
 
     def settle(self) -> None:
-        """Ends the step: stores the saved checkpoints. Frees states read from disk that no sequence waits for."""
+        """Ends the step: stores the saved checkpoints. Frees a state read from disk if no sequence waits for it."""
         self.store.settle()
         if self._fetched and self.store.disk is not None:
             awaited = {prefix for prefix, _ in self._restoring.values()}
@@ -176,8 +179,8 @@ class PrefixCache:
                 self.store.disk.release(prefix)
 
     def next_write(self) -> Save | None:
-        """Returns a save for cells of a finished sequence that are worth a file on disk; None if no cells are, or
-        another file is being written. The engine calls this method while it has nothing to compute."""
+        """Returns a Save that writes cached cells to disk. Returns None if no cached cells would save enough time, or
+        if another file is being written. The engine calls this method while it has nothing to compute."""
         disk = self.store.disk
         if disk is None or disk.is_busy or self.store.write_next():
             return None
@@ -194,7 +197,7 @@ class PrefixCache:
         return None
 
     def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
-        """Copies prefixes whose sources have computed enough tokens. Finds other sources in place of lost ones."""
+        """Copies prefixes whose sources have computed enough tokens. Replaces lost sources with other sources."""
         if not self._sources:
             return
         for sequence in running:
@@ -216,8 +219,8 @@ class PrefixCache:
                 self.num_shared_tokens += count
 
     def stops(self, running: abc.Sequence[Sequence]) -> dict[Sequence, int]:
-        """Returns the token counts at which sequences stop for a step, because other sequences copy exactly these
-        tokens, or a checkpoint is made there. Empty if cells can be cut."""
+        """Returns sequence -> the token count at which it stops for a step. At this count, another sequence copies its
+        cells, or a checkpoint is made. The dict is empty if cells can be cut."""
         found: dict[Sequence, int] = {}
         if self._limits.can_cut:
             return found
@@ -232,7 +235,7 @@ class PrefixCache:
         return found
 
     def save_reached(self, running: abc.Sequence[Sequence]) -> None:
-        """Makes checkpoints of sequences that have reached a token count from `_choose_places`. Call it in each step
+        """Makes checkpoints of sequences that have reached a token count from `_choose_places`. Call it in each step,
         before slots get other cells."""
         if not self._places:
             return
@@ -255,7 +258,8 @@ class PrefixCache:
         return saves
 
     def _save(self, sequence: Sequence, gain: int) -> None:
-        """Makes a checkpoint of a sequence's computed tokens, if it saves `gain` tokens more than the store does."""
+        """Makes a checkpoint of a sequence's computed tokens. Does nothing if the checkpoint would save fewer than
+        `gain` tokens in addition to those that stored prefixes save."""
         slot, count = sequence.slot, sequence.num_computed
         if slot is None or not self.kv_cache.is_settled(slot):
             return
@@ -269,8 +273,9 @@ class PrefixCache:
             self._saves.append(Save(slot, prefix, self.store.make_room))
 
     def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
-        """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window only
-        the prompt is saved: the next turn of a chat may leave out the thinking, and a saved state cannot be cut."""
+        """Makes a checkpoint of a finished sequence before its cells are overwritten. With a sliding window, only the
+        prompt is saved. The reason is that a saved state cannot be cut, and a chat template may remove the thinking of
+        earlier turns from the next prompt."""
         gain = self._least_gain(cached.count, self.kv_cache.continued, cached.n_computed)
         if self.cuts_anywhere:
             if cached.count - kept >= gain:
@@ -279,13 +284,13 @@ class PrefixCache:
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
         if kept or (count < cached.count and self.kv_cache.is_copied(slot)):
-            return  # the save comes before this step's copies, and would cut cells that a copy needs
+            return  # the save comes before the copies of this step, and would cut cells that a copy needs
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, gain)
 
     def _least_gain(self, count: int, chance: float, computed: int = 0) -> int:
-        """Returns how many tokens a copy of `count` cells must save. The time to compute these tokens, multiplied by
-        the chance that their text continues, must be longer than the time of the copy. A copy has to save only a few
-        tokens if it takes little time compared with computing `computed` tokens."""
+        """Returns the minimum number of tokens that a copy of `count` cells must save to be worth its time. The saved
+        time is the time to compute the tokens, multiplied by `chance`, the chance that the text continues. If the copy
+        takes little time compared with the computation of `computed` tokens, a few tokens are enough."""
         compute_s, copy_s = self._token_s(), self.store.copy_s(count)
         if compute_s is not None and copy_s is not None:
             tokens = copy_s / compute_s
@@ -296,12 +301,13 @@ class PrefixCache:
         return max(_LEAST_GAIN, math.ceil(tokens / chance))
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
-        """Chooses the token counts at which checkpoints of a sequence are made: the end of its prompt, or of the last
-        turn in the prompt, and the end of the longest part shared with another sequence or stored prefix. The tokens
-        after the last turn are left out, because a template may write other tokens there in the next request.
+        """Chooses the token counts at which checkpoints of a sequence are made. One is the end of its prompt, or of the
+        last turn in the prompt. The other is the end of the longest beginning that another sequence or stored prefix
+        shares. The tokens after the last turn are left out, because a template may write other tokens there in the next
+        request.
 
         Args:
-            known: tokens that the sequence does not have to compute.
+            known: number of tokens that the sequence does not have to compute.
         """
         tokens, n_prompt = sequence.token_ids, sequence.num_prompt
         if n_prompt < MIN_CHECKPOINT:
@@ -314,19 +320,19 @@ class PrefixCache:
         for known_ids, other_key in others:
             if other_key == key and known_ids[:MIN_SHARED] == head:
                 common = max(common, common_length(tokens, known_ids))
-        # a repeat of this prompt computes its last token, so the state is saved before that token
+        # a later request with the same prompt computes the last token again, so the state is saved before it
         places = {sequence.whole(min(place, n_prompt - 1)) for place in (common, sequence.last_turn(MOST_OPENING))}
         places = {place for place in places if place >= MIN_CHECKPOINT and place >= known + MIN_GAIN}
         if places:
             self._places[sequence.request.request_id] = sorted(places)
 
     def source_slot(self, sequence: Sequence) -> int | None:
-        """Returns the slot of the sequence whose prefix `sequence` will copy; None if `sequence` waits for no copy."""
+        """Returns the slot from which `sequence` will copy a prefix; None if it does not wait for a copy."""
         source, _ = self._sources.get(sequence.request.request_id, (None, 0))
         return None if source is None else source.slot
 
     def source_slots(self) -> set[int]:
-        """Returns the slots with computed cells that are still to be copied."""
+        """Returns the slots with computed cells that will still be copied."""
         sources = (source for source, _ in self._sources.values() if source is not None and source.num_computed)
         return {source.slot for source in sources if source.slot is not None}
 
@@ -352,22 +358,23 @@ class PrefixCache:
         self.drop(lambda key: True)
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Drops cells of finished sequences and checkpoints with an unwanted key, including checkpoints on disk."""
+        """Drops cached cells and checkpoints with an unwanted key. This includes checkpoints on disk."""
         self.kv_cache.evict_keys(unwanted)
         self.drop_checkpoints(unwanted)
         if self.store.disk is not None:
             self.store.disk.discard(lambda prefix: unwanted(prefix.key))
 
     def drop_checkpoints(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Drops checkpoints with an unwanted key, including evicted ones that a slot still waits for."""
+        """Drops checkpoints with an unwanted key, including evicted checkpoints for which a slot still waits."""
         self.store.drop(unwanted)
         for prefix, _ in self._restoring.values():
             if prefix.path is None and not prefix.is_on_disk and unwanted(prefix.key):
                 prefix.is_dropped = True
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
-        """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. A gap
-        costs each step a second pass until the longest sequence ends. Cells that will probably save more time stay.
+        """Evicts cached cells between the slots of decoding sequences, so that dummy rows can fill the gap. With a gap,
+        each step needs a second pass until the longest sequence ends. Cells stay if they will probably save more time
+        than these passes take.
 
         Args:
             occupied: slots that contain cells. This method adds the slots whose cached cells stay.
@@ -393,7 +400,8 @@ class PrefixCache:
         return best_source(sequence, copy_candidates(sequence, others), least_cut)
 
     def _least_cut(self, source: Sequence) -> int:
-        """Returns the fewest tokens to which a sequence's cells can be cut, once it has the cells that it waits for."""
+        """Returns the minimum number of tokens to which a sequence's cells can be cut. If the sequence waits for cells,
+        the number applies once it has them."""
         request_id = source.request.request_id
         if request_id in self._restoring:
             return self._restoring[request_id][1]
@@ -403,12 +411,13 @@ class PrefixCache:
         return source.least_cut if awaited is None else self._least_cut(awaited)
 
     def _may_reach(self, source: Sequence, count: int) -> bool:
-        """True if `source` has, or will have, cells of the first `count` tokens that can be copied."""
+        """True if `source` has, or will have, cells of the first `count` tokens, and these cells can be copied."""
         return source.num_shareable >= count >= self._least_cut(source)
 
     def _find_other_source(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
         """Finds other cells for a sequence whose source is lost: cached cells, or cells of a sequence that was admitted
-        earlier. Sequences admitted later do not count: two sequences could wait for each other forever."""
+        earlier. Sequences that were admitted later are left out, because two sequences could wait for each other
+        forever."""
         assert sequence.slot is not None
         earlier: abc.Iterator[Sequence] = itertools.takewhile(lambda other: other is not sequence, running)
         cached = None

@@ -1,8 +1,9 @@
-"""Prefixes that are stored outside the slots, for requests that begin with their tokens. Pure Python.
+"""Stores prefixes outside the slots, for requests that begin with the same tokens. Pure Python.
 
-There are two kinds: loaded files, and checkpoints. A checkpoint is the state of a slot at one moment, saved where its
-sequence stopped, or before its cells were overwritten. Files stay until they are unloaded. Checkpoints share a limit in
-bytes; the least valuable are evicted first. A DiskTier keeps checkpoints in a folder for later processes.
+There are two kinds: loaded files, and checkpoints. A checkpoint is a saved state of a slot. It is saved where the
+sequence of the slot stopped, or before the slot's cells are overwritten. Files stay until they are unloaded.
+Checkpoints share a limit in bytes, and the least valuable are evicted first. A DiskTier keeps checkpoints in a folder
+for later processes.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
 
-# A prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or more, and at least MIN_GAIN tokens
-# after another checkpoint: a stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
+# The prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or later, and at least MIN_GAIN tokens
+# after another checkpoint. Each stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
 _TOKEN_BYTES = 4  # bytes of a token id in StoredPrefix.token_ids
-# A state on disk must save this many tokens more than the sources in memory: reading and checking 12 kB a token takes
-# about 30 us (0.5B Q8_0), some 40 times less than computing the token.
+# A state on disk must save this many tokens more than the sources in memory. Reading and checking the 12 kB of a token
+# takes about 30 us (0.5B Q8_0). This is some 40 times faster than computing the token.
 MIN_READ = 64
-_LATEST = 5  # the median of this many measured times counts
+_LATEST = 5  # the median of this many latest times is used
 
 
 @dataclass(eq=False)
@@ -38,19 +39,19 @@ class StoredPrefix:
 
     Attributes:
         token_ids: the tokens of the prefix.
-        state: the contents of a slot with these tokens, in a form that only the model runner reads; None: not saved
-            yet.
+        state: the contents of a slot with these tokens, in a format of the model runner; None: not saved yet.
         key: only requests with this key may use the prefix.
         path: the file that the prefix was loaded from; None: it is a checkpoint.
-        used: number of the last use of the prefix; later uses have higher numbers.
-        n_prompt: how many of the tokens belong to the prompt that the prefix began with.
-        save_s: seconds that copying the state took; 0: not measured.
-        is_dropped: True once the prefix was unloaded, discarded, or dropped with its key, or could not be saved. It
-            then fills no slot any more. An evicted prefix is not dropped: it still fills a slot that already waits for
-            it.
-        is_refused: llama.cpp did not accept the state.
+        used: serial number of the last use of the prefix. Later uses have higher numbers.
+        n_prompt: number of prompt tokens at the beginning of the prefix.
+        save_s: seconds that the copy of the state took; 0: not measured.
+        is_dropped: True if no slot may be filled from the prefix any more. The reason: it could not be saved, or it was
+            unloaded, discarded, or dropped with its key. An evicted prefix is not dropped: slots that already wait for
+            it are still filled.
+        is_refused: True if llama.cpp did not accept the state.
         media_runs: the pictures of the prefix that take fewer positions than cells.
-        is_on_disk: the state is in a file of the DiskTier; `state` has a copy only between `fetch` and `release`.
+        is_on_disk: True if the state is in a file of the DiskTier. `state` then has a copy only between `fetch` and
+            `release`.
     """
 
     token_ids: abc.Sequence[int]
@@ -70,7 +71,7 @@ class StoredPrefix:
 
     @property
     def n_bytes(self) -> int:
-        """The size of the state and the tokens in bytes."""
+        """The number of bytes of the state and of the tokens."""
         return _TOKEN_BYTES * len(self.token_ids) + (0 if self.state is None else len(self.state))
 
 
@@ -78,14 +79,14 @@ class DiskTier(Protocol):
     """Checkpoints in a folder (engine/prefix_folder.py). A separate thread reads and writes the files."""
 
     def alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> abc.Iterable[StoredPrefix]:
-        """Returns the prefixes on disk that may begin with the same tokens as `token_ids`."""
+        """Returns those prefixes on disk that may begin with the same tokens as `token_ids`."""
 
     @property
     def is_busy(self) -> bool:
         """True while a file is being written. Only one file is written at a time."""
 
     def wants(self, prefix: StoredPrefix) -> bool:
-        """True if this prefix is worth a file beside the existing files."""
+        """True if this prefix should get a file."""
 
     def keep(self, prefix: StoredPrefix) -> None:
         """Starts to write a prefix with its state."""
@@ -94,23 +95,23 @@ class DiskTier(Protocol):
         """Starts to read the state of a prefix. Drops the prefix if its file is lost or damaged."""
 
     def release(self, prefix: StoredPrefix) -> None:
-        """Frees a state that `fetch` has read."""
+        """Frees the state of a prefix after `fetch`."""
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
-        """Drops the prefixes for which `unwanted` returns True, and deletes their files."""
+        """Drops each prefix if `unwanted(prefix)` is True, and deletes its file."""
 
 
 class PrefixStore:
-    """Loaded prefixes by the path of their file, and checkpoints by their first tokens.
+    """Stores loaded prefixes by the path of their file, and checkpoints by their first tokens.
 
     Args:
         most_bytes: the limit in bytes for all checkpoints in main memory; 0: no checkpoints are kept.
         is_exact: True: a state can be used only as a whole. False: a state can also be cut to fewer tokens.
-        disk: a tier below main memory; None: there is none.
+        disk: also keeps checkpoints in files; None: checkpoints are kept only in main memory.
 
     Attributes:
-        n_bytes: bytes of all checkpoints, without the ones begun in this step.
-        n_saved: checkpoints saved so far.
+        n_bytes: bytes of all checkpoints, without the checkpoints that were begun in this step.
+        n_saved: number of checkpoints saved so far.
     """
 
     def __init__(self, most_bytes: int = 0, is_exact: bool = False, disk: DiskTier | None = None) -> None:
@@ -121,19 +122,19 @@ class PrefixStore:
         self._files: dict[str, StoredPrefix] = {}
         self._checkpoints: dict[tuple[ShareKey, tuple[int, ...]], list[StoredPrefix]] = {}
         self._pending: list[StoredPrefix] = []  # checkpoints that the model runner saves in this step
-        self._pending_bytes = 0  # bytes of the checkpoints in _pending for which make_room has made room
+        self._pending_bytes = 0  # total size of the checkpoints in _pending that make_room has accepted
         self.disk = disk
         self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds per saved token; if is_exact, per state
+        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds for each token, or each state if is_exact
 
     @property
     def keeps_checkpoints(self) -> bool:
         return self._most_bytes > 0
 
     def copy_s(self, count: int) -> float | None:
-        """Returns the seconds that copying a state of `count` tokens takes; None: not known yet. Recurrent states
-        and states of sliding windows have about the same size for any `count`."""
+        """Returns the seconds for a copy of a state with `count` tokens; None: not known yet. Recurrent states and
+        states of sliding windows have about the same size for any `count`."""
         if not self._save_times:
             return None
         return statistics.median(self._save_times) * (1 if self._is_exact else count)
@@ -146,24 +147,25 @@ class PrefixStore:
         self._files[path] = StoredPrefix(token_ids, state, PLAIN, path, media_runs=media_runs)
 
     def unload(self, path: str) -> None:
-        """Frees a prefix. Raises InputError if it is not loaded."""
+        """Frees a prefix. Raises InputError if the prefix is not loaded."""
         if not self._let_go(path):
             raise InputError(f"no prefix of {one_line(path)} is loaded")
 
     def _let_go(self, path: str) -> bool:
-        """Frees the prefix of a file. Returns False if none is loaded."""
+        """Frees the prefix of a file. Returns False if the file is not loaded."""
         prefix = self._files.pop(path, None)
         if prefix is not None:
             prefix.is_dropped = True
         return prefix is not None
 
     def find(self, sequence: Sequence, known: int, most: int | None = None) -> tuple[StoredPrefix, int] | None:
-        """Returns the prefix that saves the most tokens, and how many of its tokens are used; None: none saves enough.
+        """Returns the prefix that saves the most tokens, and the number of its tokens to use; None: no prefix saves
+        enough.
 
         Args:
-            known: tokens that the sequence gets without the store. A prefix must save MIN_SHARED tokens more; a prefix
-                on disk must save MIN_READ more.
-            most: the most tokens that a prefix may have, because all of them fill cells before the prefix is cut; None:
+            known: number of tokens that the sequence gets without the store. A prefix must save MIN_SHARED tokens more.
+                A prefix on disk must save MIN_READ tokens more.
+            most: maximum number of tokens in a prefix, because all of them fill cells before the prefix is cut; None:
                 no limit.
         """
         best = None
@@ -186,16 +188,17 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Returns the length of the longest beginning shared with a stored prefix, even if the prefix cannot be cut
+        """Returns the length of the longest beginning that a stored prefix shares, even if the prefix cannot be cut
         there."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 
     def checkpoint(self, token_ids: abc.Sequence[int], key: ShareKey, gain: int) -> StoredPrefix | None:
-        """Begins a checkpoint of these tokens. The model runner saves it in this step, and `settle` stores it.
+        """Begins a checkpoint of these tokens. The model runner saves the checkpoint in this step, and `settle` stores
+        it.
 
         Args:
-            gain: tokens that the checkpoint must save beyond what the store already has.
+            gain: number of tokens that the checkpoint must save in addition to the tokens that the store already has.
 
         Returns:
             The checkpoint; None if it would save fewer than `gain` tokens, or if no checkpoints are kept.
@@ -215,12 +218,12 @@ class PrefixStore:
         return prefix
 
     def make_room(self, prefix: StoredPrefix, n_bytes: int) -> bool:
-        """Evicts checkpoints to make room for a new one. Returns False if this step's checkpoints alone exceed the
+        """Evicts checkpoints to make room for a new one. Returns False if the checkpoints of this step alone exceed the
         limit.
 
         Args:
-            prefix: a checkpoint that `checkpoint` has returned in this step.
-            n_bytes: size of the checkpoint's state, which the caller copies next.
+            prefix: a checkpoint of this step, from `checkpoint`.
+            n_bytes: size of the checkpoint's state. The caller copies this state next.
         """
         needed = self._pending_bytes + prefix.n_bytes + n_bytes
         if needed > self._most_bytes:
@@ -241,7 +244,8 @@ class PrefixStore:
         self.write_next()
 
     def write_next(self) -> bool:
-        """Gives the disk the newest checkpoint that it wants. Returns False if the disk wants none, or is busy."""
+        """Starts to write the newest checkpoint that the disk wants. Returns False if there is none, or if the disk is
+        busy."""
         while self.disk is not None and self._unwritten:
             prefix = next(reversed(self._unwritten))
             if self.disk.is_busy:
@@ -270,7 +274,7 @@ class PrefixStore:
         self.n_bytes += prefix.n_bytes
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Frees all checkpoints with an unwanted key, including the ones begun in this step."""
+        """Frees all checkpoints with an unwanted key, including checkpoints that were begun in this step."""
         for prefix in list(self._all()):
             if unwanted(prefix.key):
                 self._free(prefix)
@@ -279,13 +283,13 @@ class PrefixStore:
             prefix.is_dropped = prefix.is_dropped or unwanted(prefix.key)
 
     def close(self) -> None:
-        """Frees all states. The garbage collector would free them later, since objects of the scheduler refer to one
-        another."""
+        """Frees all states. Objects of the scheduler refer to one another, so the garbage collector would free them
+        only later."""
         for prefix in itertools.chain(self._all(), self._files.values()):
             prefix.state = None
 
     def discard(self, prefix: StoredPrefix) -> None:
-        """Frees a checkpoint that cannot be used, in memory and on disk. It fills no slot any more."""
+        """Frees a checkpoint that cannot be used, in memory and on disk. No slot is filled from it any more."""
         prefix.is_dropped = True
         if prefix.is_on_disk and self.disk is not None:
             self.disk.discard(lambda other: other is prefix)
@@ -314,8 +318,8 @@ class PrefixStore:
         return (prefix for alike in self._checkpoints.values() for prefix in alike)
 
     def _evict_to(self, n_bytes: int) -> None:
-        """Evicts checkpoints until at most `n_bytes` are left, the lowest value first. The value is the number of
-        tokens per byte, divided by the age."""
+        """Evicts checkpoints until at most `n_bytes` bytes are left. The lowest value goes first. A value is the number
+        of tokens per byte, divided by the age."""
         if self.n_bytes <= n_bytes:
             return
         for prefix in sorted(self._all(), key=self._value):

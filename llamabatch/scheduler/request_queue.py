@@ -1,4 +1,5 @@
-"""The waiting queue: better priorities first, then a policy's order, common prefixes together. Overtaking is bounded.
+"""The waiting queue. Better priorities come first, then the order of a policy. Prompts with a common prefix stay
+together.
 
 A later request passes an earlier one if it has a better tier (Request.tier), or if a unified KV cache has room for the
 later one but not for the earlier one. MAX_OVERTAKEN limits how often an earlier request is passed.
@@ -17,10 +18,11 @@ from llamabatch.scheduler.common_prefix import prefix_families
 
 # A request is overtaken at most this many times. It is then the next to be admitted, and is not preempted.
 MAX_OVERTAKEN = 64
-# A preemption counts as being overtaken this many times, because computed cells are lost. A request is preempted at
+# A preemption counts as being overtaken this many times, because computed cells are lost. So a request is preempted at
 # most three times.
 PREEMPTION_COUNTS = 16
-# At most this many requests are checked for one that fits, so that a step costs the same however long the queue is.
+# The search for a request that fits checks at most this many requests, so that a step takes no longer if the queue is
+# long.
 LOOK_AHEAD = 16
 
 Key = Callable[[Sequence], tuple[Any, ...]]
@@ -31,14 +33,16 @@ class RequestQueue:
     """Sequences that wait for a slot.
 
     Args:
-        key: the policy's order within a tier. The lowest key is admitted first; equal keys are in order of arrival.
-        find_families: look for common beginnings among requests that arrive together, so that the key can use them.
+        key: the policy's order within a tier. The request with the lowest key is admitted first. Equal keys are in
+            order of arrival.
+        find_families: look for common beginnings of requests that arrive together, so that the key can use these
+            beginnings.
     """
 
     def __init__(self, key: Key, find_families: bool) -> None:
         self._key = key
         self._find_families = find_families
-        self._arrivals: list[Sequence] = []  # not yet in the heap, because families are found among all new arrivals
+        self._arrivals: list[Sequence] = []  # not yet in the heap: families are found among all arrivals first
         self._heap: list[_Entry] = []  # may still contain sequences that have left the queue
         self._by_age: deque[Sequence] = deque()  # oldest first; may still contain sequences that have left the queue
         self._numbers = itertools.count()
@@ -70,7 +74,7 @@ class RequestQueue:
         """
         heap, arrivals = list(self._heap), list(self._arrivals)
         found: list[Sequence] = []
-        ahead = [(heap[0], 0)] if heap else []  # entries to visit, each after its parent in the heap
+        ahead = [(heap[0], 0)] if heap else []  # entries to visit; each is added after its parent in the heap
         while ahead and len(found) < count:
             entry, at = heapq.heappop(ahead)
             if self._is_waiting(entry[-1]):
@@ -91,8 +95,8 @@ class RequestQueue:
         return self._heap[0][-1] if self._heap else None
 
     def pop(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Removes and returns the first sequence that fits. Returns None if no sequence fits, or if the oldest one does
-        not fit and must not be overtaken again."""
+        """Removes and returns the first sequence that fits. Returns None if no sequence fits, or if the oldest sequence
+        does not fit and must not be overtaken again."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is None:
@@ -153,7 +157,7 @@ class RequestQueue:
         return sequence.number in self._members
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.number is not None:  # None: adding the sequence failed
+        if sequence.number is not None:  # None: the sequence could not be added
             self._members.discard(sequence.number)
         if not self._members:  # an idle engine must not keep finished sequences in memory
             self._arrivals.clear()

@@ -1,9 +1,10 @@
 """Gives decode calls few different shapes, so that llama.cpp reuses its last graph. Pure Python.
 
 llama.cpp builds a new graph for a pass unless the last pass had the same sequences and the same numbers of tokens,
-output rows, and cells rounded up to 256 (llama-graph.h, allow_reuse). For a new graph CUDA launches some thousand
-kernels one by one, and records them again. On a GPU a row costs only a small part of a pass. So a call covers a window
-of slots, with dummy rows in its idle slots. The window stays the same while sequences end and begin in it.
+output rows, and cells (rounded up to a multiple of 256; llama-graph.h, allow_reuse). For a new graph, CUDA launches
+some thousand kernels one by one, and records them again. On a GPU, a row costs only a small part of a pass. So a call
+covers a window of slots, and has dummy rows in idle slots of the window. The window stays the same while sequences end
+and begin in it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may make a step longer by at most the share PADDING. In the window of the last call, _TO_KEEP times as many
-# dummy rows are allowed.
+# Dummy rows may lengthen a step by at most the fraction PADDING. A call may have _TO_KEEP times as many dummy rows to
+# keep the window of the last call.
 PADDING = 0.05
 _TO_KEEP = 1.5
-_STEPS = (32, 16, 8, 4, 2, 1)  # steps of ladders; rungs are powers of two up to the step, then multiples of it
-_CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple of this
+# The steps of ladders. The rungs of a ladder are powers of two up to its step, then multiples of the step.
+_STEPS = (32, 16, 8, 4, 2, 1)
+_CELLS = 256  # llama.cpp rounds up the number of cells of a pass to a multiple of this
 
 
 class RowLadder:
-    """Fills decode calls up to one of a few numbers of rows (rungs), with dummy rows in slots that do not decode.
+    """Adds dummy rows to decode calls, so that calls have only a few different numbers of rows (rungs).
 
-    A dummy row comes after the cells of its slot, and does not change these cells. A dummy row that would widen the
-    attention of all rows is not added.
+    A dummy row is in a slot that does not decode. It comes after the cells of this slot, and does not change these
+    cells. A dummy row is not added if it would widen the attention of all rows.
     """
 
     def __init__(self, limits: Limits, costs: StepCosts) -> None:
@@ -42,7 +44,7 @@ class RowLadder:
         """Returns a call with a row for each sequence, and dummy rows; None if no window of slots can be filled.
 
         Args:
-            held: slot -> tokens in the slot, for slots of other sequences and slots that cache a prefix.
+            held: slot -> number of tokens in the slot, for slots of other sequences and slots that cache a prefix.
             n_slots: slots of the context.
         """
         spans = decode_spans(sequences)
@@ -62,12 +64,12 @@ class RowLadder:
         return None
 
     def fills(self, sequences: abc.Sequence[Sequence]) -> bool:
-        """True if dummy rows in the holes between the slots of these sequences are cheaper than moves."""
+        """True if dummy rows in the holes between the slots of these sequences cost less than moves of sequences."""
         slots = [s.slot for s in sequences if s.slot is not None]
         return not slots or max(slots) - min(slots) + 1 - len(slots) <= self._padding(len(slots))
 
     def _padding(self, n_rows: int) -> int:
-        """Returns how many dummy rows a call of `n_rows` rows may have."""
+        """Returns the maximum number of dummy rows in a call of `n_rows` rows."""
         if self._limits.row_ladder == "on":
             return self._limits.n_slots
         return self._costs.rows_in(PADDING, n_rows, default=0)
@@ -80,7 +82,7 @@ class RowLadder:
             yield last
         if low == high:  # a window of one slot needs no dummy row and only one pass
             yield range(low, low + 1)
-        # the dummy rows in holes may cost as much as the second pass of a cut call
+        # dummy rows in holes save a second pass, so they may cost as much as a pass
         holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))
         for first in (0, low):
             for step in _STEPS:

@@ -51,7 +51,7 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
-# The status of each row is compared with these members: before Python 3.12 a lookup in the enum takes 0.1 us.
+# The status of each row is compared with these members. Before Python 3.12, a look-up in the enum takes 0.1 us.
 _OK = DecodeStatus.OK
 _NO_ROOM = DecodeStatus.NO_ROOM
 _NOT_YET = DecodeStatus.NOT_YET
@@ -60,14 +60,15 @@ _NOT_YET = DecodeStatus.NOT_YET
 class Scheduler:
     """Owns the waiting queue, the running sequences and the slots.
 
-    `schedule` decides a step, a runner computes it, `update` applies the results. Requests come in by `add` and leave
-    by `abort` or as a finished output of `update`.
+    `schedule` decides a step, a runner computes the step, and `update` applies the results. `add` adds a request. A
+    request leaves by `abort`, or as a finished output of `update`.
 
     Args:
         preempt: True: a waiting request of better priority may take the slot of a running one. False: only background
             sequences lose their slots.
-        max_wait_s: seconds that the first request waits for more requests when nothing runs; see `wait_s`.
-        on_admit: is called with each sequence that gets a slot.
+        max_wait_s: if nothing runs, the first request waits for more requests for at most this many seconds; see
+            `wait_s`.
+        on_admit: called with each sequence that gets a slot.
         disk: stores checkpoints in files; None: checkpoints are kept only in main memory.
     """
 
@@ -103,22 +104,22 @@ class Scheduler:
         self._background_pacer = BackgroundPacer(limits)
         self._turn = BackgroundTurn.NONE  # the turn in the current step
         self._spec_decoder = spec_decoder
-        self._sequences: dict[str, Sequence] = {}  # in flight, by request id
+        self._sequences: dict[str, Sequence] = {}  # sequences in flight, by request id
         self._shifting: set[Sequence] = set()  # sequences in flight that may outgrow their slot
-        self._n_background = 0  # background sequences in flight
-        self._is_full = False  # the KV cache had no room for all running sequences
+        self._n_background = 0  # number of background sequences in flight
+        self._is_full = False  # True if the KV cache had no room for all running sequences
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
         self._on_admit = on_admit
-        self._first_s = 0.0  # when the first request came to an idle scheduler
-        self._step_s = 0.0  # when the last step began
-        self._delays_token = False  # the last step decoded, and a caller waited for one of its tokens
+        self._first_s = 0.0  # the time when the first request came to an idle scheduler
+        self._step_s = 0.0  # the time when the last step began
+        self._delays_token = False  # True if the last step decoded, and a caller waited for one of its tokens
         self._step = 0
 
     @property
     def num_free_slots(self) -> int:
-        """Slots for further requests, including those that the context has not grown to yet."""
+        """The number of slots for further requests, including slots that the context will get when it grows."""
         return self.most_slots - len(self.slots.leased)
 
     @property
@@ -140,7 +141,7 @@ class Scheduler:
         if not self._sequences:
             self._first_s = self._clock()
         with contextlib.ExitStack() as undo:
-            undo.callback(sequence.fail, "it could not be queued")  # the queues skip a finished sequence
+            undo.callback(sequence.fail, "it could not be queued")  # the queues skip a sequence that has failed
             undo.callback(self._waiting.forget, sequence)
             undo.callback(self._shifting.discard, sequence)
             self.adapters.add(sequence.request)
@@ -154,8 +155,8 @@ class Scheduler:
         self._n_background += sequence.background
 
     def wait_s(self) -> float | None:
-        """Returns the seconds to wait for more requests. 0: requests are running, or enough requests are waiting. None:
-        there are no requests."""
+        """Returns the seconds to wait for more requests. The value is 0 if requests are running or enough requests are
+        waiting, and None if there are no requests."""
         if not self._sequences:
             return None
         if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:
@@ -172,14 +173,14 @@ class Scheduler:
             self._waiting.forget(sequence)
         try:
             text = sequence.abort(error)
-        except Exception as failure:  # releasing the held-back text failed; the request still ends
+        except Exception as failure:  # the held-back text could not be released; the request still ends
             text = ""
             sequence.fail(describe(failure))
         return self._retire(sequence, (), text)
 
     def wanted_slots(self) -> int | None:
-        """Returns the number of slots that the context should grow to, or None if it has enough. All slots are added at
-        once, so that the context grows once in an engine's life."""
+        """Returns the number of slots for a larger context, or None if the context has enough slots. All slots are
+        added at once, so that the context grows once in an engine's life."""
         needed = min(len(self.running) + len(self._waiting), self.most_slots)
         if needed <= self.slots.n_slots or not self.policy.admits(len(self.running), 1):
             return None
@@ -187,13 +188,13 @@ class Scheduler:
 
     @property
     def held_slots(self) -> list[int]:
-        """The slots with cells that are in use, rising: slots of running sequences, cached slots, and slots of
-        sequences that have just ended and are still to be copied."""
+        """The slots with cells that are in use, in ascending order: slots of running sequences, cached slots, and slots
+        of sequences that have just ended and will still be copied."""
         return sorted(self._computed_slots() | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
-        """Adapts to a new context of `n_slots` slots. If the number has not grown, memory has no room for more slots,
-        and the scheduler asks for no more.
+        """Adapts to a new context of `n_slots` slots. If this is not more than before, the memory has no room for more
+        slots, and the scheduler will not ask for more.
 
         Args:
             carried: slots whose cells the context has taken over. If one of held_slots is missing, all running
@@ -207,7 +208,7 @@ class Scheduler:
                 self._preempt(sequence, is_lost=True)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
-        if not self.prefix_cache.cuts_anywhere:  # states that cannot be cut fit only the old number of slots
+        if not self.prefix_cache.cuts_anywhere:  # these checkpoints fit only a context with the old number of slots
             self.prefix_cache.drop_checkpoints(lambda key: True)
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
@@ -221,7 +222,7 @@ class Scheduler:
         self.prefix_cache.store.load(path, token_ids, state, media_runs)
 
     def unload_prefix(self, path: str) -> None:
-        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        """Frees a loaded prefix. Raises InputError if the prefix is not loaded."""
         self.prefix_cache.store.unload(path)
 
     def reset_prefix_cache(self) -> None:
@@ -259,7 +260,7 @@ class Scheduler:
         """Returns the slots as they are now, by id. May be called from any thread, also between two parts of a step.
 
         Args:
-            ids: for the id of a sequence, returns the id of its request and the number of its continuation.
+            ids: sequence id -> (id of its request, number of its continuation, from 0).
         """
         now, states = self._clock(), {}
         for sequence in list(self.running):
@@ -305,11 +306,12 @@ class Scheduler:
         return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves(), share)
 
     def _admit(self) -> tuple[Restore, ...]:
-        """Gives slots to waiting sequences, and prefixes to running ones that wait for a prefix. Returns this step's
-        restores."""
+        """Gives slots to waiting sequences, and gives prefixes to running sequences that wait for a prefix. Returns
+        this step's restores."""
         self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
-        # copies also come before admissions: an admission may overwrite the cells of a source that has just finished
+        # copies are made before admissions and again after them, because an admission may overwrite the cells of a
+        # source that has just finished
         self.prefix_cache.copy_ready(self.running)
         self._admit_waiting()
         self.prefix_cache.copy_ready(self.running)
@@ -327,19 +329,20 @@ class Scheduler:
         runnable = self.policy.select(self.adapters.choose(ready) if rotates_adapters else ready)
         if turn is BackgroundTurn.SHARE:
             runnable = [*runnable, *self._sharing(runnable)]
-        packs_rows = self.limits.packs_any and self._spec_decoder is None  # rows with guesses have calls of their own
+        packs_rows = self.limits.packs_any and self._spec_decoder is None  # rows with guesses have separate calls
         return Selection(runnable, first_tier, turn, rotates_adapters, packs_rows)
 
     def _sharing(self, runnable: abc.Sequence[Sequence]) -> list[Sequence]:
-        """Returns the background sequences that compute in the same pass as these foreground ones."""
+        """Returns the background sequences that compute in the same pass as these foreground sequences."""
         behind = [s for s in self.running if s.background and not self.prefix_cache.waits(s)]
         if runnable:
             behind = [s for s in behind if s.request.adapters == runnable[0].request.adapters]
         return self._background_pacer.sharing(behind)
 
     def _decode_calls(self, selection: Selection) -> list[Call]:
-        """Returns calls with one row for each decoding sequence. With speculation, guesses may follow the rows."""
-        # decode calls come before prefill calls, so that slots that are still empty can get a dummy row
+        """Returns calls with one row for each decoding sequence. With speculation, a sequence may
+        also have rows for guessed tokens."""
+        # decode calls come before prefill calls, so that a dummy row can still use an empty slot
         if self._ladder.is_on and self._spec_decoder is None and selection.decoding:
             call = self._ladder.call(selection.decoding, self._held_cells(selection.decoding), self.slots.n_slots)
             if call is not None:
@@ -353,9 +356,9 @@ class Scheduler:
         return self._spec_decoder.calls(selection.decoding, occupied)
 
     def _prefill_calls(self, selection: Selection) -> list[Call]:
-        """Returns calls with chunks of the selected prompts, and of background prompts if the step has a share for
-        them."""
-        # a step without a decoding sequence delays no token
+        """Returns the prefill calls of the step. They compute chunks of the selected prompts, and of background prompts
+        if these get a part of the step."""
+        # if no sequence decodes, a long step delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
             selection.prompts,
@@ -364,14 +367,15 @@ class Scheduler:
             is_streamed=selection.is_streamed,
             takes_long=selection.background is not BackgroundTurn.PREFILL,
         )
-        # a request that arrives now, or has other adapters, must not wait for long
+        # a request must not wait for long if it arrives now or has other adapters
         if selection.is_background:
             budget = min(budget, self._background_pacer.alone_chunk)
         elif selection.rotates_adapters and selection.token_is_awaited:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # prompts get one pass, which decode rows may join; prompts that end in this pass decode in the next one
+            # prompts get one pass, which also computes decode rows; prompts that end in this pass decode in the next
+            # pass
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -384,7 +388,7 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         if self._is_full and self.running:
-            return  # the KV cache has no room before one of the running sequences has finished
+            return  # the KV cache has no room until a running sequence has finished
         for _ in range(self.policy.admits(len(self.running), self.slots.n_free)):
             if not self._admit_next():
                 break
@@ -393,7 +397,8 @@ class Scheduler:
             assert admitted
 
     def _preempt_for_next(self) -> bool:
-        """Preempts sequences so that the next waiting one gets a slot. Returns False if preemption would not help."""
+        """Preempts sequences so that the next waiting sequence gets a slot. Returns False if preemption would not
+        help."""
         first = self._waiting.first()
         if first is None or not self.policy.admits(len(self.running) - 1, 1):
             return False
@@ -404,7 +409,7 @@ class Scheduler:
         return bool(leaving)
 
     def _has_cells_for(self, sequence: Sequence) -> bool:
-        """True if the KV cache has room for all cells that the running sequences and this one may use.
+        """True if the KV cache has room for all cells that the running sequences and this sequence may use.
 
         A split cache always has room, because no request needs more than the n_ctx cells of its slot.
         """
@@ -412,7 +417,7 @@ class Scheduler:
 
     @property
     def _claimed_cells(self) -> int:
-        """The cells that the running sequences may use."""
+        """The maximum number of cells of all running sequences together."""
         return sum(s.most_cells for s in self.running)
 
     def _admit_next(self) -> bool:
@@ -431,18 +436,19 @@ class Scheduler:
         self.running.append(sequence)
         if self._on_admit is not None:
             self._on_admit(sequence)
-        if self.limits.n_cells is not None:  # running sequences may need the room of cached cells
+        if self.limits.n_cells is not None:  # cached cells must not take the room of running sequences
             self._kv_cache.evict_to(self.limits.n_cells - self._claimed_cells)
         return True
 
     def _close_holes(self) -> None:
-        """Moves sequences into holes in the slot ids that no waiting sequence will fill, to save dummy rows."""
+        """Moves sequences into holes in the slot ids, to save dummy rows. Does nothing while sequences wait, because
+        they will fill the holes."""
         if self._waiting or self.limits.packs_any or not self.limits.can_share:
             return
         first_tier = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(first_tier) < len(self.running) else []
         min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each step
-        # one tier after the other, because two tiers may want the same hole
+        # one tier after the other, because two tiers may need the same hole
         for sequences, up in ((first_tier, False), (behind, True)):
             if not sequences or (self._ladder.is_on and self._ladder.fills(sequences)):
                 continue
@@ -454,8 +460,8 @@ class Scheduler:
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
-        """Returns the shifts of full slots, which make them forget some cells. A slot is shifted at the same token
-        whatever runs in other slots."""
+        """Returns the shifts of full slots. A shift makes a slot forget some cells. Other slots have no influence on
+        the token at which a slot is shifted."""
         full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
         return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 
@@ -464,8 +470,8 @@ class Scheduler:
         return {s.slot for s in self.running if s.num_computed and s.slot is not None}
 
     def _held_cells(self, decoding: abc.Sequence[Sequence]) -> dict[int, int]:
-        """Returns slot -> tokens in it, for slots that cache a prefix. If some running sequences do not decode in this
-        step, the slots of all running sequences are included."""
+        """Returns slot -> number of tokens in it, for slots with cached cells. If some running sequences do not decode
+        in this step, the slots of all running sequences are included."""
         held = {slot: cached.count for slot, cached in self._kv_cache.cached.items()}
         if len(decoding) < len(self.running):
             held.update((s.slot, s.num_cells) for s in self.running if s.slot is not None)
@@ -475,7 +481,7 @@ class Scheduler:
         """Applies the results of a step.
 
         Args:
-            results: one for each span, in the order of `batch.spans`.
+            results: one result for each span, in the order of `batch.spans`.
         """
         now, spans = self._clock(), batch.spans
         self.prefix_cache.settle()
@@ -506,7 +512,7 @@ class Scheduler:
         return outputs
 
     def _recompute_unfilled(self, batch: SchedulerOutput) -> None:
-        """Drops the checkpoints that llama.cpp refused. Sequences that were to start with cells of these
+        """Drops the checkpoints that llama.cpp refused. Sequences that should have started with cells of these
         checkpoints are queued again, and computed from the beginning."""
         unfilled: set[int] = set()
         for restore in batch.restores:
@@ -518,11 +524,11 @@ class Scheduler:
         for slot in unfilled & self._kv_cache.cached.keys():
             self._kv_cache.evict(slot, is_lost=True)
         for sequence in [sequence for sequence in self.running if sequence.slot in unfilled]:
-            sequence.begin_at(0)  # none of its tokens counts as cached
+            sequence.begin_at(0)  # none of its tokens counts as cached any more
             self._preempt(sequence, is_lost=True)
 
     def _observe(self, spans: list[ScheduledSpan], seconds: float) -> None:
-        """Passes the duration of a step to the pacers, with the numbers of its foreground and background tokens."""
+        """Gives the pacers the duration of a step and its numbers of foreground and background tokens."""
         turn, n_background = self._turn, 0
         if turn is not BackgroundTurn.NONE:
             n_background = sum(span.length for span in spans if span.sequence.background)
@@ -535,7 +541,8 @@ class Scheduler:
             self._background_pacer.observe(seconds, n_rows, n_background)
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
-        """Frees cells if a span found no free cell: cached cells or, if there are none, the cells of a victim.
+        """Frees cells if a span found no free cell. Frees cached cells, or the cells of a victim if there are no cached
+        cells.
 
         Returns True if a retry can succeed; False if the only running sequence has no room.
         """
@@ -555,14 +562,14 @@ class Scheduler:
         """Applies one result. Returns None if there is nothing to emit.
 
         Args:
-            retries: True: a span without room is tried again in the next step. False: its sequence fails.
+            retries: True: a span without room is tried again in the next step. False: the sequence of the span fails.
         """
         sequence, start, status = span.sequence, span.start, result.status
         sequence.last_step = self._step
         if sequence.slot is None or status is _NOT_YET or (status is _NO_ROOM and retries):
             return None
         if sequence.num_computed - sequence.num_discarded != start or sequence.finish_reason is not None:
-            return None  # an earlier piece of the same prompt failed
+            return None  # an earlier piece of the same prompt has failed
         if status is not _OK:
             sequence.fail(result.error or "the KV cache is too small for this request, even alone")
             return self._retire(sequence, (), "")
@@ -603,7 +610,7 @@ class Scheduler:
     def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:
         """Ends a sequence whose result could not be applied. Other sequences continue."""
         if sequence.request.request_id not in self._sequences or sequence not in self.running:
-            raise error  # the sequence failed while it was being removed: slots and queues may be wrong
+            raise error  # the removal of the sequence failed, so slots and queues may be wrong
         logger.warning("the result of a step could not be applied to a request", exc_info=error)
         sequence.fail(describe(error))
         return self._retire(sequence, (), "")
@@ -632,7 +639,7 @@ class Scheduler:
         """Frees the slot of a running sequence, and queues the sequence again.
 
         Args:
-            is_lost: the slot does not contain the sequence's cells any more.
+            is_lost: True if the slot does not contain the sequence's cells any more.
         """
         assert sequence.slot is not None
         self.running.remove(sequence)
@@ -645,7 +652,7 @@ class Scheduler:
         self._waiting.add(sequence)
 
     def check_integrity(self) -> None:
-        """Raises ValueError if slots and running sequences disagree: a bug of ours."""
+        """Raises ValueError if slots and running sequences disagree. This would be a bug of llamabatch."""
         self._kv_cache.check_integrity()
         self.prefix_cache.store.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):

@@ -16,23 +16,24 @@ class Selection:
     The first five attributes are given. All further attributes are derived from them.
 
     Attributes:
-        runnable: sequences that the policy lets compute. None of them waits for a prefix; all are of one adapter set.
+        runnable: sequences that the policy lets compute. None of them waits for a prefix, and all have the same adapter
+            set.
         foreground: running sequences that are not background, or all running sequences if all are background.
-        background: part of the step that background sequences get beside the foreground ones.
-        rotates_adapters: requests in flight use adapters, so that adapter sets take turns.
-        packs_rows: one pass computes decode rows and prompt chunks together, so that a row beside prompts costs about
-            as much as one more prompt token.
+        background: part of the step that background sequences get while foreground sequences run.
+        rotates_adapters: True if requests in flight use adapters. Adapter sets then take turns.
+        packs_rows: True if one pass computes decode rows and prompt chunks together. A row then costs about as much as
+            one more prompt token.
         is_background: True if only background sequences run.
         token_is_awaited: True if a caller waits for the next token of a foreground sequence, so that prefill must not
             block decode. False if all sequences belong to one generate() call, because its caller sees no token before
             the last sequence ends.
         is_streamed: True if the caller of a decoding foreground sequence reads each of its tokens as it comes.
-        prompts: sequences with prompt tokens to compute, except background ones that share the step.
-        background_prompts: sequences with prompt tokens to compute that share the step with foreground ones.
-        decoding: sequences that compute one row each. Foreground sequences pause until all prompts are computed, if no
-            caller waits for a token and rows would need a pass of their own. Each later pass then serves as many rows
-            as there are slots.
-        n_foreground_rows: number of decoding sequences, except background ones that share the step.
+        prompts: sequences with prompt tokens to compute, except background sequences that share the step.
+        background_prompts: background sequences with prompt tokens to compute, if they share the step with foreground
+            sequences.
+        decoding: sequences that compute one row each. If no caller waits for a token and rows would need a separate
+            pass, foreground sequences pause until all prompts are computed. Later passes then have a row for each slot.
+        n_foreground_rows: number of decoding sequences, except background sequences that share the step.
     """
 
     runnable: abc.Sequence[Sequence]
@@ -49,7 +50,7 @@ class Selection:
     n_foreground_rows: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        # properties and comprehensions would cost a Python call for each row of each step, so these are loops
+        # these are loops, because properties and comprehensions would cost a Python call for each row of each step
         sequences = self.foreground
         self.is_background = bool(sequences) and sequences[0].background
         decodes = False

@@ -1,4 +1,4 @@
-"""State of slots and of the waiting queue at one moment, without prompts and outputs. Pure Python."""
+"""The state of the slots and of the waiting queue at one moment, without prompts and outputs. Pure Python."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ class SlotState:
     Attributes:
         id: number of the slot, 0 .. n_slots - 1; llama.cpp's seq id.
         request_id: id of the request; None: the slot is free, and all fields below except `n_cells` are empty.
-        index: number of the continuation within its request.
+        index: number of the continuation within its request, from 0.
         number: order of arrival at the engine.
         background, priority: as in SamplingParams.
-        n_prompt: tokens of the prompt. n_prompt_done: the prompt tokens that are computed or copied.
-        n_cached: the prompt tokens that were copied when the continuation first began.
-        n_output: tokens of the output so far. max_output: the most output tokens that the continuation can have.
-        n_cells: cells in use; in a free slot, the cells that a finished request has left for other requests.
-        prefix: continuations that copied cells from one another share this number; a continuation without copies has
-            a number of its own.
+        n_prompt: number of prompt tokens.
+        n_prompt_done: number of prompt tokens that are computed or copied.
+        n_cached: number of prompt tokens that were copied when the continuation first began.
+        n_output: number of output tokens so far.
+        max_output: maximum number of output tokens of the continuation.
+        n_cells: number of cells in use. A free slot may keep the cells of a finished request for other requests.
+        prefix: a number that continuations share if they copied cells from one another. A continuation without copies
+            has a number of its own.
         waits_for: the slot whose prefix this slot will copy once the prefix is computed; None: no copy is planned.
         adapters: names of the request's adapters.
-        age_s: seconds since the request arrived. running_s: seconds since the continuation first got a slot.
+        age_s: seconds since the request arrived.
+        running_s: seconds since the continuation first got a slot.
     """
 
     id: int
@@ -52,7 +55,7 @@ class SlotState:
 
     @property
     def is_prefilling(self) -> bool:
-        """True while tokens of the prompt are to be computed."""
+        """True while the prompt is not completely computed."""
         return self.request_id is not None and self.n_prompt_done < self.n_prompt
 
 
@@ -61,10 +64,11 @@ class WaitingState:
     """One continuation that waits for a slot.
 
     Attributes:
-        request_id, index, background, priority, n_prompt, n_output, age_s: as in SlotState. A continuation with output
-            was preempted, or continues after a crash.
-        reason: "slot": all slots are taken; "cells": the KV cache has no room for it; "grammar": its grammar is being
-            compiled; "company": the engine waits max_wait_ms for more requests; "step": the next step admits it.
+        request_id, index, background, priority, n_prompt, n_output, age_s: as in SlotState. If n_output is not 0, the
+            continuation was preempted, or continues after a crash.
+        reason: the reason of the wait. "slot": all slots are taken. "cells": the KV cache has no room for the
+            continuation. "grammar": its grammar is being compiled. "company": the engine waits max_wait_ms for more
+            requests. "step": the next step admits the continuation.
     """
 
     request_id: str
@@ -80,10 +84,10 @@ class WaitingState:
 def slot_state(
     slot: int, sequence: Sequence, prefix: int, waits_for: int | None, now: float, ids: tuple[str, int]
 ) -> SlotState:
-    """Returns the state of a slot that a running sequence uses.
+    """Returns the state of the slot of a running sequence.
 
     Args:
-        ids: id of the request, and number of the continuation.
+        ids: id of the request, and number of the continuation, from 0.
     """
     request, n_prompt = sequence.request, sequence.num_prompt
     return SlotState(

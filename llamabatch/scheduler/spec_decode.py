@@ -1,8 +1,8 @@
-"""Speculative decoding: guesses each step's next tokens where guessing pays. Pure Python.
+"""Speculative decoding: guesses the next tokens of sequences if guesses save time. Pure Python.
 
-A step that checks n guesses behind each row computes 1 + n rows a sequence, and yields 1 to 1 + n tokens. The times of
-steps by their rows, and the share of accepted guesses, are measured while the engine runs. A fixed rule would not do:
-depending on the machine, one more row costs almost nothing or a lot, because step times rise in stairs.
+A step that checks n guesses for each sequence computes 1 + n rows of the sequence, and yields 1 to 1 + n tokens. The
+times of steps by their number of rows, and the share of accepted guesses, are measured while the engine runs. A fixed
+rule would not work: step times rise in stairs, so one more row costs almost nothing or a lot, depending on the machine.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
 from llamabatch.scheduler.step_costs import StepTimes
 
-# Drafts must promise this multiple of a plain step's tokens a second, because estimates are noisy.
+# Drafts are made only if the expected tokens per second are at least this many times those of plain steps. The factor
+# is above 1 because estimates are noisy.
 LEAST_GAIN = 1.05
 # After this many plain steps, drafts are tried again in one step, because texts change.
 STEPS_TO_RETRY = 128
-# After this many plain steps in a row, only every fourth step looks for guesses: looking takes 5 us a row.
+# After this many plain steps in a row, only every fourth step looks for guesses, because the search takes 5 us a row.
 STEPS_TO_REST = 16
-# A sequence's rate of acceptance includes the rate of the whole engine, with the weight of this many guesses.
+# The acceptance rate of a sequence begins with the rate of the whole engine, which counts as this many guesses.
 _PRIOR_WEIGHT = 4.0
-_FADE = 0.95  # each new observation multiplies the old ones by this, so that the rate follows the text
+_FADE = 0.95  # each new observation multiplies the old ones by this factor, so that the rate follows the text
 
 
 class Proposer(Protocol):
     """A source of guessed tokens.
 
     Attributes:
-        is_free: guessing takes almost no time, so that guesses are made before it is known if they pay.
+        is_free: True if guesses take almost no time. They are then made before their gain is known.
     """
 
     is_free: bool
@@ -49,12 +50,13 @@ class Proposer(Protocol):
 
 @dataclass
 class SpeculationCounts:
-    """Counts of speculative decoding since the start, and whether it pays now.
+    """The counters of speculative decoding since the start.
 
     Attributes:
-        verify_calls: calls with guesses in them.
-        drafted_tokens: guesses that were computed. accepted_tokens: guesses that the sampler also drew.
-        speculating: 1 if drafts pay by the latest measurements, else 0.
+        verify_calls: number of calls with guesses.
+        drafted_tokens: number of guesses that were computed.
+        accepted_tokens: number of guesses that were right, because the sampler drew the same tokens.
+        speculating: 1 if drafts save time according to the latest measurements, else 0.
     """
 
     verify_calls: int = 0
@@ -64,13 +66,13 @@ class SpeculationCounts:
 
 
 class SpecDecoder:
-    """Makes the decode calls of each step, with guesses where guesses pay.
+    """Makes the decode calls of each step, with guesses if guesses save time.
 
     Args:
         proposer: source of the guesses.
-        n_draft: the most guesses for a sequence in a step.
-        n_ctx: tokens that one sequence may have.
-        always: guess even if guesses do not pay.
+        n_draft: maximum number of guesses for a sequence in a step.
+        n_ctx: maximum number of tokens of a sequence.
+        always: guess even if guesses save no time.
         clock: returns the time in seconds.
     """
 
@@ -93,7 +95,7 @@ class SpecDecoder:
         self._draft_states: WeakKeyDictionary[Sequence, DraftState] = WeakKeyDictionary()
         self._acceptance = Acceptance(14, 20)  # optimistic at first, so that drafts are tried
         self._step_times = StepTimes()
-        self._draft_times = StepTimes()  # seconds of one guess for each row, by number of rows
+        self._draft_times = StepTimes()  # number of rows -> seconds to make one guess for each row
         self._steps_without = 0
         self._began = self._drafting = 0.0
 
@@ -101,7 +103,7 @@ class SpecDecoder:
         self._proposer.close()
 
     def calls(self, decoding: abc.Sequence[Sequence], occupied: abc.Set[int]) -> list[Call]:
-        """Returns the calls of batch_builder.decode_calls, or one call that also checks guesses."""
+        """Returns a list with one call, which has guesses if they save time. The list is empty without sequences."""
         self._began, self._drafting = self._clock(), 0.0
         most = self._room_for_guesses(decoding)
         drafts = self._drafts(decoding, most) if most > 0 else []
@@ -110,7 +112,7 @@ class SpecDecoder:
         return [verify_call(decoding, drafts, max(map(len, drafts)), occupied, self._limits)]
 
     def _room_for_guesses(self, decoding: abc.Sequence[Sequence]) -> int:
-        """Returns how many guesses behind each row fit into one pass of one call."""
+        """Returns the maximum number of guesses per row in a call that fits in one pass."""
         if not decoding:
             return 0
         limits, width = self._limits, len(decoding)
@@ -124,7 +126,7 @@ class SpecDecoder:
     def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
         """Returns the guesses for each row. Some rows, or all, may have none."""
         states = [self._state_of(s) for s in decoding]
-        # a step yields one token more than its accepted guesses, so the last token of a text needs no guess
+        # a step yields the accepted guesses and one more token, so the last token of a text needs no guess
         pairs = zip(decoding, states, strict=True)
         lengths = [min(most, s.most_steps_left - 1) if state.can_draft else 0 for s, state in pairs]
         if not any(lengths) or self._skips_step():
@@ -156,7 +158,7 @@ class SpecDecoder:
         ]
 
     def _best_length(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
-        """Returns the number of guesses for each row that brings the most tokens a second; 0: a plain step."""
+        """Returns the number of guesses for each row that gives the most tokens per second; 0: a plain step."""
         longest = max(lengths)
         if self._always or not longest:
             self.counts.speculating = int(self._always)
@@ -170,7 +172,7 @@ class SpecDecoder:
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
-            # at least the time of a plain step: the few samples may all come from a time without other load
+            # not below the time of a plain step: the few samples may all come from a time without other load
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)
@@ -194,10 +196,10 @@ class SpecDecoder:
         return state
 
     def observe(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> None:
-        """Records the time of a step, and how many of its guesses were accepted.
+        """Records the time of a step, and the number of its accepted guesses.
 
         Args:
-            results: one for each span, in the order of `batch.spans`.
+            results: one result for each span, in the order of `batch.spans`.
         """
         if rows := batch.output_rows:
             self._step_times.add(rows, self._clock() - self._began - self._drafting)
@@ -231,21 +233,21 @@ class Acceptance:
 def can_draft(params: SamplingParams) -> bool:
     """True if several tokens of a request can be sampled in one step.
 
-    A sampler whose state changes with each drawn token can sample only one token a step. Its request runs without
-    drafts, beside other requests.
+    If the state of a sampler changes with each drawn token, it can sample only one token a step. Its request then gets
+    no drafts, but still shares steps with other requests.
     """
     return not (
         params.mirostat
-        or params.overflow == "shift"  # guesses must not cross the end of the slot
+        or params.overflow == "shift"  # guesses must not reach beyond the end of the slot
         or params.logits_processors
-        or params.post_sampling_probs  # the probabilities of wrong guesses would be computed in vain
+        or params.post_sampling_probs  # it would be useless work to compute the probabilities of wrong guesses
         or params.dry_multiplier
         or params.structured_outputs is not None
     )
 
 
 class DraftState:
-    """Facts of one sequence: whether it can have drafts, and the share of its accepted guesses."""
+    """Says for one sequence whether it can have drafts, and which share of its guesses was accepted."""
 
     __slots__ = ("acceptance", "can_draft")
 
@@ -255,7 +257,7 @@ class DraftState:
 
 
 def _cut_at_end(sequence: Sequence, draft: list[int]) -> list[int]:
-    """Cuts a draft behind the first token that would end the text."""
+    """Cuts a draft after the first token that would end the text."""
     for place, token_id in enumerate(draft, 1):
         if sequence.ends_at(token_id):
             return draft[:place]
@@ -263,12 +265,12 @@ def _cut_at_end(sequence: Sequence, draft: list[int]) -> list[int]:
 
 
 def _candidates(longest: int) -> list[int]:
-    """Returns the draft lengths to choose from: powers of two, and the longest."""
+    """Returns the possible lengths of drafts: powers of two, and the longest length."""
     return [*(1 << i for i in range((longest - 1).bit_length())), longest]
 
 
 def _expected(rate: float, n: int) -> float:
-    """Returns how many of n guesses are expected to be accepted.
+    """Returns the expected number of accepted guesses among n guesses.
 
     Args:
         rate: the probability that a guess is accepted, if all guesses before it were accepted.

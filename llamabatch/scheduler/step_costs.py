@@ -1,7 +1,7 @@
-"""Measures the costs in a step: of a pass over the weights, of a row, and of the copy of a slot. Pure Python.
+"""Measures the costs of parts of a step: a pass over the weights, a row, and a copy of a slot. Pure Python.
 
-The scheduler's constants that weigh these costs were measured on a CPU, where a row costs a tenth of a pass. On a GPU a
-row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants are used until
+The scheduler has constants for these costs. They were measured on a CPU, where a row costs a tenth of a pass. On a GPU
+a row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants are used until
 the costs are known, and always on CPUs.
 """
 
@@ -12,23 +12,24 @@ from collections import deque
 
 from llamabatch.scheduler.output import Limits, SchedulerOutput
 
-# The time of a step is the shortest of this many last samples: the first step of a shape also builds the graph, and
-# other work on the machine may delay some of the steps.
+# The time of a step is the shortest of this many last samples. Some steps take longer, because the first step of each
+# shape also builds the graph, and other work on the machine may delay a step.
 _SAMPLES = 4
-# The cost of a row is measured between steps whose rows differ by at least this factor: closer steps differ by noise.
+# The cost of a row is measured between steps whose numbers of rows differ by at least this factor. Otherwise their
+# times differ only by noise.
 _LEAST_SPREAD = 1.25
-# A row counts as at least this share of a pass. Measured rows may seem free, because samples with few rows may come
-# from longer contexts than samples with many rows.
+# A row counts as at least this share of a pass, even if the measured cost is lower. The measurement may be wrong,
+# because samples with few rows may come from longer contexts than samples with many rows.
 _LEAST_ROW = 0.002
-_COPIES = 5  # the median of this many measured copies counts
+_COPIES = 5  # the median of this many latest copies is used
 
 
 class StepTimes:
-    """Measured seconds of steps by their numbers of rows. The numbers are grouped in stairs of half an octave: two
-    stairs between a power of two and the next."""
+    """Measured seconds of steps by number of rows. The numbers of rows are grouped in stairs: two stairs for each power
+    of two."""
 
     def __init__(self) -> None:
-        self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
+        self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> (rows of its last sample, seconds of samples)
 
     def add(self, rows: int, seconds: float) -> None:
         _, samples = self._stairs.get(stair(rows), (0, deque(maxlen=_SAMPLES)))
@@ -38,8 +39,8 @@ class StepTimes:
     def seconds(self, rows: int) -> float | None:
         """Returns the seconds of a step with `rows` rows, interpolated between stairs; None without measurements.
 
-        Outside the measured stairs the nearest stair counts. More rows than ever measured therefore seem to cost
-        nothing more, so that they are tried.
+        Outside the measured stairs, the time of the nearest stair is used. So a step with more rows than the highest
+        stair seems to take no longer. Callers therefore try such steps.
         """
         own = stair(rows)
         below = max((s for s in self._stairs if s <= own), default=None)
@@ -52,7 +53,7 @@ class StepTimes:
         return min(low) + share * (min(high) - min(low))
 
     def ends(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
-        """Returns rows and seconds of the measured stairs with the fewest and the most rows; None if there are none."""
+        """Returns the rows and seconds of the lowest and of the highest measured stair; None without measurements."""
         if not self._stairs:
             return None
         (low, fast), (high, slow) = self._stairs[min(self._stairs)], self._stairs[max(self._stairs)]
@@ -60,7 +61,7 @@ class StepTimes:
 
 
 class StepCosts:
-    """Costs of an engine's steps, expressed as numbers of rows that take the same time.
+    """Measures costs in an engine's steps. Each cost is given as the number of rows that take the same time.
 
     Args:
         limits: costs are measured if `on_device` is set; otherwise each method returns its default.
@@ -86,7 +87,7 @@ class StepCosts:
 
     @property
     def row_s(self) -> float | None:
-        """The seconds of a row; None: not measured."""
+        """The seconds for a row; None: not measured."""
         ends = self._times.ends()
         if ends is None or ends[1][0] < _LEAST_SPREAD * ends[0][0]:
             return None
@@ -94,7 +95,7 @@ class StepCosts:
         return max((slow - fast) / (high - low), _LEAST_ROW * fast)
 
     def pass_in_rows(self, default: int) -> int:
-        """Returns how many rows, or prompt tokens, cost as much as a pass over the weights without any rows."""
+        """Returns the number of rows or prompt tokens that cost as much as a pass over the weights without rows."""
         if not self._measures:
             return default
         ends, row_s = self._times.ends(), self.row_s
@@ -104,14 +105,15 @@ class StepCosts:
         return max(1, int((fast - low * row_s) / row_s))
 
     def copy_in_rows(self, default: int) -> int:
-        """Returns how many rows, or prompt tokens, cost as much as copying a slot."""
+        """Returns the number of rows or prompt tokens that cost as much as a copy of a slot."""
         row_s = self.row_s if self._copies else None
         if row_s is None:
             return default
         return max(1, int(statistics.median(self._copies) / row_s))
 
     def rows_in(self, share: float, n_rows: int, default: int) -> int:
-        """Returns how many additional rows make a step of `n_rows` rows longer by the given share of its time."""
+        """Returns the number of rows by which a step of `n_rows` rows can grow if its time may grow by the fraction
+        `share`."""
         row_s, seconds = self.row_s, self._times.seconds(n_rows)
         if row_s is None or seconds is None:
             return default

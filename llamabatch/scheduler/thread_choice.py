@@ -1,28 +1,32 @@
-"""Chooses the number of threads of a step: all, or fewer while fewer are faster. Pure Python.
+"""Chooses the number of threads of a step: all threads, or fewer threads while fewer are faster. Pure Python.
 
 The threads of a pass wait for each other some hundred times. If another process uses a core, one of the threads does
 not run for a while, and the other threads wait for it. Fewer threads may then be faster. The measured times of steps
-decide. Other numbers of threads are tried now and then, and sooner after steps have become slower: one thread fewer or
-more, and half or twice as many. With several busy processes one thread fewer may be no faster, while half of them are.
+decide. Other numbers of threads are tried now and then, and sooner if steps have become slower. The trials use one
+thread fewer, one thread more, half as many threads, or twice as many. Half as many may help where one fewer does not:
+if several other processes are busy.
 """
 
 from __future__ import annotations
 
 from llamabatch.scheduler.step_costs import stair
 
-# Another number of threads must be at least this many times as fast in a trial, because times are noisy.
+# Another number of threads must be faster by at least this factor in a trial. Smaller gains may be noise.
 LEAST_GAIN = 1.05
-# If steps have become this many times as long, fewer threads are tried.
+# Fewer threads are tried once a step takes this many times as long as after the last trial.
 SLOWER = 1.25
-# The fewest steps and seconds of a trial: another process may use a core for some milliseconds at a time.
+# The minimum numbers of steps and seconds in a trial. A shorter trial may be wrong, because another process may use a
+# core for some milliseconds at a time.
 TRIAL_STEPS, TRIAL_S = 3, 0.03
-# A trial that has cost this many seconds more than usual steps ends without gain: long steps need no repetition.
+# A trial ends without gain as soon as its steps together have taken this many seconds longer than usual. So long steps
+# are not repeated.
 MOST_COST_S = 0.25
-# The fewest steps and seconds between two trials. The wait doubles after each trial that brings no gain.
+# The minimum numbers of steps and seconds between two trials. The wait doubles after each trial without gain.
 LEAST_STEPS, LEAST_S = 16, 0.25
 MOST_S = 60.0  # the longest wait between two trials
-MOST_BELOW_S = 10.0  # the longest wait while not all threads compute; shorter, as the other process may have ended
-# The wait after a trial is at least this many times the seconds that the trial cost, also beyond the longest wait.
+MOST_BELOW_S = 10.0  # the longest wait while fewer threads compute: the busy process may have ended
+# A trial may delay steps. The wait after it is at least this many times the delay, even if it then exceeds the longest
+# wait.
 WAIT_BY_COST = 30
 _AVERAGED_STEPS, _AVERAGED_S = 8, 0.1
 
@@ -31,7 +35,7 @@ class ThreadChoice:
     """Chooses the number of threads of the next step.
 
     Args:
-        most: threads that the engine may use.
+        most: maximum number of threads of the engine.
         tries: True: fewer threads are tried. False: all threads compute each step.
     """
 
@@ -39,29 +43,29 @@ class ThreadChoice:
         self.threads = most
         self._most = most
         self._tries = tries and most > 1
-        # range of row counts -> average seconds of its steps with the current number of threads
+        # stair of row counts -> average seconds of a step on this stair with the current number of threads
         self._seconds: dict[int, float] = {}
-        self._usual: dict[int, float] = {}  # the averages at the end of the last trial
+        self._usual: dict[int, float] = {}  # a copy of `_seconds` from the end of the last trial
         self._steps, self._since_s = 0, 0.0  # steps and seconds since the last trial
         self._wait_s = LEAST_S
         self._before: int | None = None  # the number of threads before the current trial; None: no trial runs
         self._trial: list[tuple[int, float]] = []
         self._other_s = 0.0  # seconds of steps of other kinds since the last trial
-        self._n_failed = 0  # trials without gain: the next one tries the next number
+        self._n_failed = 0  # number of trials without gain; it decides which number of threads the next trial tries
 
     def threads_of(self, rows: int) -> int:
         """Returns the number of threads for a step of `rows` output rows.
 
-        `rows` is 0 for a step of any other kind, such as a prompt. Such a step takes no part in a trial, because a long
-        prompt would take twice as long with half of the threads.
+        `rows` is 0 for a step of any other kind, such as a prompt. Such a step does not take part in a trial, because a
+        long prompt would take twice as long with half of the threads.
         """
         return self.threads if rows or self._before is None else self._before
 
     def observe(self, rows: int, seconds: float) -> None:
         """Records the duration of a step of `rows` output rows, or of a step of another kind (0). May change `threads`.
 
-        Steps of other kinds are no measure of a number of threads, since their lengths differ. After some seconds of
-        them all threads compute again, because nothing else would tell that the other process has ended.
+        Steps of other kinds have different lengths, so they cannot show which number of threads is best. After some
+        seconds of such steps, all threads compute again, because the process that used a core may have ended.
         """
         if not self._tries:
             return
@@ -102,7 +106,7 @@ class ThreadChoice:
         self.threads = candidates[self._n_failed % len(candidates)]
 
     def _cost(self, trial: list[tuple[int, float]]) -> float:
-        """Returns by how many seconds the steps of a trial were longer than usual."""
+        """Returns the additional seconds of the steps of a trial, compared with usual steps."""
         return sum(seconds - self._seconds[at] for at, seconds in trial if at in self._seconds)
 
     def _end_trial(self, before: int) -> None:
@@ -119,6 +123,6 @@ class ThreadChoice:
         self._wait_s = max(min(2 * self._wait_s, longest), WAIT_BY_COST * self._cost(self._trial))
 
     def _begin_again(self) -> None:
-        """Forgets the times of steps, which were those of another number of threads."""
+        """Forgets the times of steps, because they belong to another number of threads."""
         self._seconds, self._usual, self._wait_s = {}, {}, LEAST_S
         self._steps, self._since_s, self._other_s = 0, 0.0, 0.0

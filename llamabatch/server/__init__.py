@@ -25,10 +25,11 @@ def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
     Args:
         model: as for LLM.
         **options: options of LLM and of ServerOptions. isolate is True by default: the engine runs in a child process.
-            A request that crashes the engine then ends no other request.
+            A request that crashes the engine then does not end the other requests.
 
     Raises:
-        ConfigError: an option is wrong or unknown. SetupError: starlette is not installed.
+        ConfigError: an option is wrong or unknown.
+        SetupError: starlette is not installed.
     """
     from llamabatch.server.application import app as made  # starlette is an extra
 

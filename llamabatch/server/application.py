@@ -67,7 +67,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# Path -> the function that makes error bodies for this path and the paths below it, even before routing.
+# Keys: paths. Values: functions for the bodies of errors under these paths, even before routing.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
@@ -135,10 +135,11 @@ def make_pool_app(
     """Returns an application of several models. Its `state.serving` is the ModelPool.
 
     Args:
-        models: the models, each with options for its own requests. The first model serves requests that name none.
-        options: options that all requests share: keys, limits, logs.
+        models: the models, each with options for its own requests. The first model serves requests without a model
+            name.
+        options: options for all requests: keys, limits, logs.
         connect: starts an engine; tests pass another function.
-        look_again: finds new models for GET /models?reload=1; None: the models never change.
+        look_again: searches for new models at GET /models?reload=1; None: the models never change.
 
     Raises:
         ConfigError: two models have the same name.
@@ -168,7 +169,7 @@ def _routes(options: ServerOptions) -> list[BaseRoute]:
 
 
 def _set_state(app: Starlette, serving: Serving) -> None:
-    """Sets the state that the handlers of one model's routes read."""
+    """Sets the application's state for the handlers of one model's routes."""
     folder = serving.options.slot_save_path
     serving.slot_files = None if folder is None else SlotFiles(serving, folder)
     service = BatchService(serving, reader_of)
@@ -181,17 +182,16 @@ def _set_state(app: Starlette, serving: Serving) -> None:
 def _passed(
     options: ServerOptions, serving: Serving | ModelPool, routes: list[BaseRoute], counted: list[BaseRoute]
 ) -> Starlette:
-    """Returns an application with the checks, limits, logs and counts of all requests. Its lifespan runs `serving`.
+    """Returns an application that checks, limits, logs and counts all requests. Its lifespan runs `serving`.
 
     Args:
-        counted: the routes of each model. A pool's `routes` pass requests on to these routes, so HttpCounts also
-            counts by the paths of these routes.
+        counted: additional routes for HttpCounts. For a pool, they are the routes of its models.
     """
     keys = KeyRing(options.keys) if options.api_keys else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()  # models load on threads; meanwhile, a Serving answers 503
+        serving.start()  # models load on threads; until then, a Serving answers 503
         watching = None
         if keys is not None and options.api_key_file is not None:
             ring, path = keys, options.api_key_file

@@ -44,7 +44,7 @@ class Operation:
         required: names of required fields.
         examples: valid bodies by name.
         streams: the media type of a streamed answer; "": answers are never streamed.
-        kind: media type of the body.
+        kind: the media type of the request body.
     """
 
     fields: Fields
@@ -249,7 +249,7 @@ _GENERATE = Operation(
     streams=_LINES,
 )
 
-# Operations by path. All paths with the same handler share the operation, so one of these paths is enough.
+# Operations by path. All paths with the same handler share an operation, so the table needs only one of these paths.
 OPERATIONS: dict[str, Operation] = {
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": Operation(RESPONSES, ["input"], {"count": {"input": "Hello"}}),
@@ -305,7 +305,7 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False, root_path: str 
     Args:
         routes: routes of the application. The document lists HTTP routes, with the first line of the handler's
             docstring.
-        has_key: True if requests need a key.
+        has_key: True: requests need a key.
         root_path: the path prefix of a proxy.
     """
     paths: dict[str, Json] = {}

@@ -1,7 +1,8 @@
 """Options of the server: address, keys, hosts, CORS, limits, and defaults for requests.
 
-ServerOptions is frozen and checked once; an unknown option is refused by name. EngineConfig has the options of the
-engine. `split` separates the two groups. The command line's options are generated from the fields of ServerOptions.
+ServerOptions is frozen, and its values are checked once. An error names each unknown option. EngineConfig has the
+options of the engine. `split` separates the two groups. The options of the command line are generated from the fields
+of ServerOptions.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ ANY, LOCALHOST = "*", "localhost"  # special values of cors_origins and allowed_
 _MOST_NAMES = 1000
 _MOST_KEYS = 10_000
 _LONGEST_KEY = 4096
-_LONGEST_SOCKET = 107  # bytes: the size of sun_path on Linux, without the final NUL
+_LONGEST_SOCKET = 107  # in bytes: the size of sun_path on Linux without the final NUL
 _LARGEST_KEY_FILE = 2**20  # bytes
-_KEY = re.compile(r"[\x21-\x7e]+")  # characters that an HTTP header can carry, without blanks
+_KEY = re.compile(r"[\x21-\x7e]+")  # valid characters of an HTTP header, without blanks
 _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _MOST_A_MINUTE = 10**9
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.IGNORECASE)
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method or the name of a header: RFC 9110, 5.6.2
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method, or the name of a header (RFC 9110, 5.6.2)
 _BOOLEANS = (
     *("no_key", "metrics_without_key", "strict", "trust_request_chat_template", "slots", "props", "page", "batches"),
     *("access_log", "reuse_port", "any_model"),
@@ -54,7 +55,7 @@ _INTEGERS = (
     ("max_file_bytes", 1024, 2**45),
     ("threads", 1, 512),
 )
-_SECONDS = (  # (name, least, most)
+_SECONDS = (  # (name, minimum, maximum)
     ("header_timeout_s", 0.05, 86_400),
     ("body_timeout_s", 0.05, 86_400),
     ("keep_alive_s", 0, 86_400),
@@ -77,7 +78,7 @@ class ApiKey(NamedTuple):
     """A key of the server.
 
     Attributes:
-        key: the secret that a request sends.
+        key: the secret, sent with a request.
         name: the name of the key in logs and metrics.
         rpm: POST requests allowed in a minute; None: any number.
         tpm: tokens of prompts and outputs allowed in a minute; None: any number.
@@ -324,7 +325,7 @@ class ServerOptions:
 
     @property
     def beyond_loopback(self) -> tuple[str, ...]:
-        """Addresses to listen on that other machines may reach."""
+        """The addresses to listen on, without loopback addresses. Other machines may reach them."""
         return tuple(each for each in self.addresses if not is_loopback(each))
 
     def check_exposure(self) -> None:
@@ -337,9 +338,9 @@ class ServerOptions:
 
 
 def has_too_many_logprobs(wanted: int | None, most: int) -> bool:
-    """Returns True if `wanted`, a number of logprobs at each place, exceeds the limit `most`.
+    """Returns True if `wanted`, the number of logprobs at each position, exceeds the limit `most`.
 
-    -1 means the whole vocabulary for `wanted`, and no limit for `most`.
+    For `wanted`, -1 means the whole vocabulary. For `most`, -1 means no limit.
     """
     return wanted is not None and most >= 0 and not 0 <= wanted <= most
 
@@ -357,7 +358,7 @@ def is_ip(text: str) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=256)  # called for each request, mostly with the same host
+@functools.lru_cache(maxsize=256)  # each request calls this function, mostly with the same host
 def is_loopback(host: str) -> bool:
     """True for addresses and names that always mean this machine: 127.0.0.0/8, ::1, localhost and *.localhost."""
     name = host.lower().strip("[]").rstrip(".")
@@ -372,7 +373,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(path: str) -> tuple[str, ...]:
-    """Returns the lines of a file, each a key, without comments and empty lines. Raises ConfigError."""
+    """Returns the keys in a file with one key per line. Skips comments and empty lines. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_KEY_FILE + 1)
@@ -394,8 +395,8 @@ def _read_key(entry: str, place: int) -> ApiKey:
     """Reads a key with its settings. Raises ConfigError with a message that never shows the key.
 
     Args:
-        entry: the key, and after it optional settings: name=, rpm= and tpm=, each after a blank.
-        place: number of the key, from 1 on. A key without a name gets the name "key" and this number.
+        entry: the key, followed by optional settings: name=, rpm= and tpm=, each after a blank.
+        place: the number of the key (from 1). A key without a name gets the name "key" and this number.
     """
     key, *settings = entry.split(" ")
     if not 0 < len(key) <= _LONGEST_KEY or not _KEY.fullmatch(key):
@@ -420,8 +421,8 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Returns the texts of a list, or the parts of a text between commas. Raises ConfigError. Its message hides the
-    values if `longest` is None."""
+    """Returns the texts of a list, or the parts of a text with commas. Raises ConfigError. If `longest` is None, the
+    message does not show the values."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)
@@ -450,7 +451,8 @@ def split(options: Mapping[str, Any], engine: Iterable[str]) -> tuple[ServerOpti
         engine: names of the engine's options.
 
     Raises:
-        UnknownOptionError: neither server nor engine has an option of this name. ConfigError: a value is refused.
+        UnknownOptionError: neither server nor engine has an option of this name.
+        ConfigError: a value is refused.
     """
     known = set(engine)
     for name in options:

@@ -1,9 +1,9 @@
 """The server as a program: uvicorn on our sockets, with a graceful shutdown.
 
-When uvicorn is told to end, it stops accepting connections. A load balancer could then not learn that the server is
-draining. So the first signal only drains the Serving, and uvicorn ends after that. Meanwhile /readyz answers 503.
-A second signal ends the process at once, and the engine's child process with it. Several signals within a second count
-as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so the signal arrives twice.
+When uvicorn ends, it first stops accepting connections. A load balancer could then not learn that the server is
+draining. Therefore the first signal only drains the Serving, and uvicorn ends after that. Meanwhile /readyz answers
+503. A second signal ends the process at once, and the engine's child process with it. Several signals within a second
+count as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so the signal arrives twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions
 from llamabatch.utils import interrupts, system
 from llamabatch.utils.checks import show
 
-_FLUSH_S = 5  # seconds to send the last bytes of responses after their requests have ended
+_FLUSH_S = 5  # seconds to send the last bytes of responses, after all requests have ended
 _BACKLOG = 2048
 _TURN_S = 0.001
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
@@ -60,11 +60,11 @@ def serve(
     """Serves until a signal has come and the running requests have ended.
 
     Args:
-        started: called with the URLs once connections are accepted; the model may still be loading.
-        ready: called once requests are accepted, with the seconds since the call of this function.
+        started: called with the URLs when connections are accepted; the model may still be loading.
+        ready: called with the seconds since the call of `serve` when requests are accepted.
 
     Raises:
-        ConfigError: an address cannot be listened on, or a TLS file cannot be used. Also the errors of the load.
+        ConfigError: the server cannot listen on an address, or cannot use a TLS file. Also the errors of the load.
     """
     _run(lambda: make_app(config, options), options, started, ready)
 
@@ -76,8 +76,8 @@ def serve_several(
     started: Callable[[list[str]], None] | None = None,
     look_again: LookAgain | None = None,
 ) -> None:
-    """Serves several models as `serve` serves one. Models with on_startup are loaded at the start,
-    other models by the first request that names them.
+    """Serves several models as `serve` serves one. Models with on_startup are loaded at the start. Any other model is
+    loaded by the first request that names the model.
 
     Args:
         look_again: as for make_pool_app.
@@ -105,7 +105,7 @@ def _run(
             server.on_ready = lambda: ready(time.perf_counter() - began)
         with server.handling_signals(), _short_turns():
             server.run(sockets=sockets)
-            serving.close()  # in case the lifespan did not close it
+            serving.close()  # in case the lifespan has not closed it
     finally:
         for each in sockets:
             each.close()
@@ -122,7 +122,7 @@ def _run(
 @contextlib.contextmanager
 def _short_turns() -> Iterator[None]:
     """Shortens Python's switch interval from 5 ms to 1 ms, so that the event loop gets the interpreter lock sooner. The
-    loop releases the lock at each system call, and one response needs several of these calls."""
+    loop releases the lock at each system call, and one response needs several system calls."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_S)
     try:
@@ -189,7 +189,8 @@ class DrainingServer(uvicorn.Server):
         drain_s: seconds for running requests to end.
 
     Attributes:
-        on_started: called once connections are accepted. on_ready: called once requests are accepted.
+        on_started: called when connections are accepted.
+        on_ready: called when requests are accepted.
     """
 
     def __init__(self, config: uvicorn.Config, serving: Serving | ModelPool, drain_s: float) -> None:
@@ -219,8 +220,9 @@ class DrainingServer(uvicorn.Server):
     def _load_certificate(self) -> None:
         """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
 
-        The files are not loaded into the present context. If the new key has another type, that context would also keep
-        the old certificate. If certificate and key do not match, that context would still get the new certificate.
+        The files are not loaded into the present context, for two reasons. If the new key had another type, the present
+        context would also keep the old certificate. If certificate and key did not match, the present context would
+        still get the new certificate.
         """
         config = self.config
         assert config.ssl is not None
@@ -249,8 +251,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handles signals until uvicorn and the engine are closed. A signal that arrives twice must not break the
-        shutdown."""
+        """Handles signals until uvicorn and the engine are closed. A repeated signal then cannot break the shutdown."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -263,7 +264,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures no signals, because uvicorn's own method would raise them again before the engine is closed."""
+        """Does not capture signals. uvicorn's own method would send each signal again before the engine is closed."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -272,7 +273,7 @@ class DrainingServer(uvicorn.Server):
             os._exit(128 + sig)
         if self._signalled_s is None:
             self._signalled_s = time.monotonic()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended already
+            with contextlib.suppress(RuntimeError):  # the loop is closed, because the server has ended
                 self._loop.call_soon_threadsafe(self._begin_to_end)
         elif not interrupts.is_same(self._signalled_s):
             os._exit(128 + sig)
@@ -346,7 +347,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """True for a socket that no process listens on any more. Raises FileExistsError for a file that is no socket."""
+    """True for a socket that no process listens on any more. Raises FileExistsError for a file that is not a socket."""
     if not os.path.exists(path):
         return False
     if not stat.S_ISSOCK(os.stat(path).st_mode):

@@ -1,5 +1,5 @@
-"""Vertex AI's /predict, as in llama-server. The route exists if AIP_MODE is PREDICTION. A body contains requests to
-other endpoints.
+"""Vertex AI's API: /predict, as in llama-server. The route exists if AIP_MODE is PREDICTION. Each instance of a body is
+a request to another endpoint.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -27,10 +27,10 @@ _STREAMS = ("/api/chat", "/api/generate")  # paths that stream by default
 
 
 def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
-    """Returns the routes, and on Vertex AI also the routes that the AIP_… variables name.
+    """Returns the given routes. On Vertex AI, adds the routes from the AIP_… variables.
 
-    AIP_HEALTH_ROUTE comes first, because it may be "/", and "/" has a route already. If AIP_PREDICT_ROUTE is the path
-    of one of `routes`, requests still go to that route, not to `predict`.
+    AIP_HEALTH_ROUTE comes first, because its path may be "/", which has a route already. If AIP_PREDICT_ROUTE is the
+    path of one of `routes`, requests still go to that route, not to `predict`.
 
     Args:
         routes: the endpoints. An instance names an endpoint by its path, or by the parts of the path in camel case
@@ -42,7 +42,7 @@ def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, st
     names = {_camel(path): path for path in reversed(paths)} | {path: path for path in paths}
 
     async def predict(request: HttpRequest) -> Any:
-        """Sends each instance to the endpoint that the instance names. Returns the answers in the same order."""
+        """Sends each instance to its endpoint. Returns the answers in the same order."""
         instances = read_json(await request.body(), request.headers).get("instances")
         if not isinstance(instances, list) or len(instances) > MAX_INSTANCES:
             what = f"{len(instances)} of them" if isinstance(instances, list) else show(instances)
@@ -67,7 +67,7 @@ def _camel(path: str) -> str:
 
 
 async def _answer(request: HttpRequest, names: Mapping[str, str], place: int, instance: object) -> Any:
-    """Returns the response of the endpoint that an instance names, or an error."""
+    """Returns the response of an instance's endpoint, or an error."""
     name = instance.get(FORMAT) if isinstance(instance, dict) else None
     path = names.get(name) if isinstance(name, str) else None
     if not isinstance(instance, dict) or path is None:
@@ -92,7 +92,7 @@ async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
     async def receive() -> Any:
         if messages:
             return messages.pop()
-        return await asyncio.Event().wait()  # a disconnect cancels the outer request, so no message is needed
+        return await asyncio.Event().wait()  # no message is needed, because a disconnect cancels the outer request
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":

@@ -1,5 +1,5 @@
-"""FakeLLM and FakeAsyncLLM: LLM and AsyncLLM without a model, for tests of programs that use them. Imports
-`entrypoints` and the packages below it.
+"""FakeLLM and FakeAsyncLLM: LLM and AsyncLLM without a model, for tests of programs. This package imports `entrypoints`
+and the packages below it.
 
 ::
 

@@ -23,12 +23,11 @@ class FakeRequest:
 
     Attributes:
         kind: the called method of LLM. For stream and as_completed: "generate", or "chat" for a conversation.
-        prompt: the text that the model reads. For a conversation: the result of the chat template. For "rerank": the
-            query.
+        prompt: the text of the prompt. For a conversation: the result of the chat template. For "rerank": the query.
         messages: the conversation; None for any other request.
         params: the sampling parameters.
         prompt_token_ids: the prompt as ids of the fake vocabulary.
-        index: number of the continuation, from 0 to n - 1.
+        index: number of the continuation among those of its prompt, from 0 to n - 1.
         adapters: pairs of an adapter's name and its scale.
         continuation: the text to score, or the document to rank; "" for any other request.
     """
@@ -44,7 +43,7 @@ class FakeRequest:
 
     @property
     def text(self) -> str:
-        """The content of a conversation's last message, else the prompt. This is the key in a mapping of answers."""
+        """The content of a conversation's last message, or else the prompt. Also the key in a mapping of answers."""
         return self.messages[-1]["content"] if self.messages else self.prompt
 
 
@@ -127,7 +126,7 @@ class Script:
 
     def relevance(self, request: FakeRequest) -> float:
         """Returns the raw score of a document: the logit of its relevance. By default, the relevance is the share of
-        the query's words that the document contains."""
+        the query's words that occur in the document."""
         if callable(self._relevance):
             share = float(self._relevance(request))
         elif self._relevance is not None:

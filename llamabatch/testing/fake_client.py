@@ -37,7 +37,7 @@ from llamabatch.utils.checks import show
 _FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17, has_head=True)
 _MACHINE = Machine(cores=8, available_bytes=2**40)
 
-# Exceptions that `submit` raises if a test gives them as an answer. Any other exception ends only its request.
+# If a test gives one of these exceptions as an answer, `submit` raises it. Any other exception ends only its request.
 _OF_THE_CALL = (AssertionError, QueueFull, EngineClosedError)
 
 
@@ -50,7 +50,7 @@ class FakeClient:
         labels: names of the classes.
 
     Attributes:
-        requests: all requests so far, in the order in which they were answered.
+        requests: all requests so far, in the order of their answers.
     """
 
     def __init__(self, config: EngineConfig, script: Script, labels: abc.Sequence[str] = LABELS) -> None:
@@ -130,7 +130,7 @@ class FakeClient:
         self._is_closed = True
 
     def again(self, config: EngineConfig) -> FakeClient:
-        """Resets this client after close() and returns it, in place of a new client."""
+        """Resets this client after close() and returns it. A real client would be replaced by a new one."""
         self._adapters, self._prefixes = [name for name, _ in config.adapters], set()
         self._is_closed, self._stats = False, EngineStats()
         return self
@@ -251,7 +251,7 @@ class FakeClient:
 
 
 class _Run:
-    """A running continuation. It has its next tokens, or a score or vector if it generates no tokens."""
+    """A running continuation: an iterator over its tokens, or a score or vector if the request generates no tokens."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -261,7 +261,8 @@ class _Run:
         self.is_over = False
 
     def read_prompt(self) -> None:
-        """Records the logprobs of the prompt's tokens, if requested: equal parts of the score, 0 without a score."""
+        """Records the logprobs of the prompt's tokens, if requested. Each token gets an equal part of the score, or 0
+        if there is no score."""
         record, request = self.sequence.logprobs, self.sequence.request
         if record is None:
             return

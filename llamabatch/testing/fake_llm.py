@@ -33,16 +33,16 @@ class FakeLLM(LLM):
 
     Args:
         model: any name; no file is read.
-        answers: the text that continues a prompt. A function of a FakeRequest; a mapping from the prompt, or from the
-            last message of a conversation; a list, used in the order of the requests; one text for all; None: repeats
-            the prompt or the last message. An exception in place of a text ends its request with this error. The
-            exceptions QueueFull and EngineClosedError are raised by the call itself, as with an engine.
+        answers: the texts that continue prompts: a function of a FakeRequest; a mapping from the prompt, or from the
+            last message of a conversation; a list in the order of the requests; or one text for all. None: an answer
+            repeats the prompt or the last message. An exception in place of a text ends the request with this error.
+            The call itself raises QueueFull and EngineClosedError, as with an engine.
         embeddings: the vector of a text: a function of a FakeRequest, or a mapping from the text; None: 16 numbers
             drawn from the text.
         scores: the logprob of a continuation: a function of a FakeRequest, or a mapping from the continuation; None: -1
             for each token.
         relevance: the relevance of a document to a query, 0 to 1: a function of a FakeRequest, or a mapping from the
-            document; None: the share of the query's words that the document has.
+            document; None: the share of the query's words that occur in the document.
         labels: names of the classes.
         classes: the probabilities of a text's classes, by label: a function of a FakeRequest, or a mapping from the
             text; None: all equal.
@@ -50,8 +50,7 @@ class FakeLLM(LLM):
 
     Raises:
         ConfigError: an option is wrong.
-        AssertionError: raised by a call if the test has no answer for a request, whatever the call's argument `errors`
-            says.
+        AssertionError: the test has no answer for a request. The argument `errors` of a call does not change this.
     """
 
     @takes_names(model_named)
@@ -82,12 +81,12 @@ class FakeLLM(LLM):
         local_files_only: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Self:
-        """Returns a FakeLLM of this name without a download. The options may include the arguments of FakeLLM."""
+        """Returns a FakeLLM with this name, without a download. The options may include the arguments of FakeLLM."""
         return cls(f"{HUB}{repo_id}", **options)
 
     @property
     def requests(self) -> list[FakeRequest]:
-        """All requests so far in the order in which they were answered. Refused prompts are missing."""
+        """All requests so far, in the order of their answers. Refused prompts are missing."""
         return list(self._fake.requests)
 
 

@@ -24,13 +24,13 @@ BOS, EOS, START, END = range(4)
 _NAMES = {"<|bos|>": BOS, "<|eos|>": EOS, "<|im_start|>": START, "<|im_end|>": END}
 _FIRST_BYTE = len(_NAMES)
 _FIRST_WORD = _FIRST_BYTE + 256
-_TRIES = 64  # ids to try for a word, because other words may have the same hash
+_TRIES = 64  # a word tries this many ids, because another word may have the same hash
 
 _WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s")
 _SPECIALS = re.compile("|".join(map(re.escape, _NAMES)))
 _MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)(<\|im_end\|>\n|\Z)", re.DOTALL)
 
-# Variables that the chat templates of real model families read.
+# Chat templates of real model families read these variables.
 TEMPLATE_KWARGS = (
     *("builtin_tools", "custom_tools", "date_string", "documents", "enable_thinking", "keep_past_thinking"),
     *("model_identity", "preserve_thinking", "reasoning_effort", "thinking", "thinking_budget"),
@@ -47,8 +47,8 @@ _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
 
 
 def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
-    """Returns the messages of a prompt that the chat template has made, or None for any other prompt. If the
-    prompt ends within an answer, the begun answer is the last message."""
+    """Returns the messages of a prompt that the chat template has made, or None for any other prompt. If the prompt
+    ends with an unfinished answer, this answer is the last message."""
     found = [(role, content) for role, content, end in _MESSAGES.findall(prompt) if content or end]
     return tuple({"role": role, "content": content} for role, content in found) or None
 
@@ -64,14 +64,15 @@ class _AnyGrammar:
 
 
 class FakeModel:
-    """The members of llama.model.Model that need no weights.
+    """A replacement for llama.model.Model. It has those members of Model that need no weights.
 
-    A token is a word or a punctuation mark with the space before it, or a white space. The id of a token is a hash of
-    its text, so equal texts usually have equal ids in every FakeModel.
+    A token is a word or a punctuation mark, with the space before it; any other white space is a token of its own. The
+    id of a token is a hash of its text, so equal texts usually have equal ids in every FakeModel.
 
     Args:
         path: the name of the model, for messages and titles; the file need not exist.
-        pooling: as EngineConfig.pooling. labels: names of the classes. Any FakeModel ranks, classifies and embeds.
+        pooling: as EngineConfig.pooling. Any FakeModel can rank, classify and embed.
+        labels: names of the classes.
     """
 
     cannot_generate: str | None = None
@@ -115,7 +116,7 @@ class FakeModel:
         return True
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token as text, or "" for an id that no text has used yet."""
+        """Returns a token as text, or "" for an unused id."""
         return self.all_bytes(token_id).decode("utf-8", errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
@@ -145,7 +146,7 @@ class FakeModel:
         return b"".join(map(read, token_ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token's text, or b"" for a special token and for an id that no text has used yet."""
+        """Returns the bytes of a token's text, or b"" for a special token and for an unused id."""
         if _FIRST_BYTE <= token_id < _FIRST_WORD:
             return bytes([token_id - _FIRST_BYTE])
         return self._words.get(token_id, b"")
@@ -160,7 +161,7 @@ class FakeModel:
         return [token_id for word in words for token_id in self._ids_of(word)]
 
     def _ids_of(self, word: bytes) -> list[int]:
-        """Returns the id of a word, or the ids of its bytes if other words have all of the _TRIES ids to try."""
+        """Returns the id of a word, or the ids of its bytes if other words have taken all _TRIES ids."""
         n_words = N_VOCAB - _FIRST_WORD
         first = zlib.crc32(word)
         with self._lock:

@@ -1,1 +1,1 @@
-"""Measuring and planning: compare, tune, plan, doctor, synth. Imports everything but `cli`."""
+"""Tools that measure and plan: compare, tune, plan, doctor, synth. They may import all packages except `cli`."""

@@ -43,8 +43,8 @@ class ChatSession:
 
     Args:
         sampling: fields of SamplingParams. Without max_tokens an answer may use the rest of n_ctx.
-        system: a system message.
-        options: keywords of LLM.stream: chat_template, adapters.
+        system: the text of the system message.
+        options: further arguments of LLM.stream, such as chat_template and adapters.
 
     Attributes:
         messages: the conversation so far.
@@ -91,7 +91,7 @@ class ChatSession:
         yield from self._llm.stream(self.messages, self._params, **self._options)
 
     def command(self, line: str) -> str | Generator[SequenceOutput, None, None]:
-        """Runs a line that begins with /. Returns a text to show, or the pieces of an answer.
+        """Runs a command, a line that starts with "/". Returns a text to show, or the pieces of an answer.
 
         Raises:
             Leave: the command is /exit.

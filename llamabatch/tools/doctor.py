@@ -87,7 +87,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
             _extra_buffers(info),
             _gpu(info),
         ]
-    checks.append(_sampler())  # _sampler may load libgomp, so library_info must have set libgomp's variables before
+    checks.append(_sampler())  # after library_info, which sets the variables of libgomp: _sampler may load libgomp
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 
@@ -222,8 +222,7 @@ def _build(info: LibraryInfo) -> Check:
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
-    """Reports instruction sets of the CPU that the build does not use. Such unused sets
-    are the usual reason for a slow wheel."""
+    """Warns if the build does not use all instruction sets of this CPU. This is the usual reason for a slow wheel."""
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
@@ -253,7 +252,7 @@ _DRIVERS = {
     "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
 }
 _CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-# A library's name in the error message of a failed load -> the cure.
+# Keys: names of libraries in the error message of a failed load. Values: the cures.
 _MISSING = {
     "libcuda.so": _DRIVERS["cuda"],
     "libcudart": "install the CUDA runtime that it was built with, and let LD_LIBRARY_PATH name its folder",
@@ -338,7 +337,7 @@ class Extra:
 
     Attributes:
         use: the features that need the packages.
-        modules: package -> the module that it provides.
+        modules: the module of each package, by the package's name.
     """
 
     use: str

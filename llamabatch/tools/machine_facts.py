@@ -1,4 +1,4 @@
-"""Describes the machine on which figures were measured."""
+"""Describes the machine of a measurement."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ _KILL_TIMEOUT_S = 10.0
 
 
 class PeakMemory:
-    """The sum of the peaks of resident memory of several processes, in bytes.
+    """The peak of resident memory of several processes: the sum of each process's peak, in bytes.
 
     Linux records the peak of each process (VmHWM in /proc/PID/status, proc(5)). On other systems a thread reads the
-    memory every 20 ms. Pages of a mapped model file that two processes share count twice.
+    memory every 20 ms. If two processes share pages of a mapped model file, these pages count twice.
     """
 
     def __init__(self, pids: list[int]) -> None:
@@ -63,11 +63,12 @@ def _high_water_mark(pid: int) -> int | None:
 
 @dataclass(frozen=True)
 class OthersUse:
-    """CPU time of other processes on the cores that this process may use.
+    """The CPU use of other processes, on those cores that this process may use.
 
     Attributes:
-        percent: the share of these cores, 0 to 100. Includes time that the host took from this virtual machine.
-        cores: number of these logical cores.
+        percent: CPU time of other processes in percent of the cores' time, 0 to 100. Includes time that the host took
+            from this virtual machine.
+        cores: number of logical cores that this process may use.
     """
 
     percent: float = 0.0
@@ -75,10 +76,10 @@ class OthersUse:
 
     @property
     def is_much(self) -> bool:
-        """True if speeds that were measured meanwhile are unreliable.
+        """True if other processes used so much that speeds measured at the same time are unreliable.
 
-        One busy core delays all threads, whatever their number. On many cores a share of them counts, because services
-        of the system are always at work.
+        A single busy core delays all threads of a computation, since the threads wait for one another. On a machine
+        with many cores the limit is a share of the cores, because some system services always run.
         """
         return self.percent * self.cores > 100 * max(_MUCH_CORES, _MUCH_SHARE * self.cores)
 
@@ -98,7 +99,7 @@ class OtherProcesses:
         self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times(self._cores)
 
     def use(self) -> OthersUse:
-        """Returns the use since this object was made."""
+        """Returns the CPU use of other processes since this object was made."""
         own_s, (busy_s, total_s) = _own_seconds(), system_times(self._cores)
         span_s = total_s - self._total_s
         others_s = busy_s - self._busy_s - (own_s - self._own_s)

@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Workload:
-    """The prompts that every strategy runs.
+    """The prompts for every strategy.
 
     Attributes:
         source: the file's name, or "bundled".
@@ -77,7 +77,7 @@ def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
 
     Args:
         name: name of the file, for messages.
-        jsonl: True: the text is JSONL. False: each line is a prompt. None: JSONL if the first line is a JSON object.
+        jsonl: True for JSONL, False for one prompt per line. None: JSONL if the first line is a JSON object.
 
     Raises:
         PromptError: the text has no prompt, or a line has a wrong format.
@@ -159,7 +159,7 @@ def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
 
 
 def _at(name: str, number: int, read: Callable[[], _T]) -> _T:
-    """Calls `read`. Puts the file's name and the line number in front of its error message."""
+    """Calls `read`. If it raises an error, the file's name and the line number begin the message."""
     try:
         return read()
     except LlamaBatchError as error:

@@ -11,7 +11,7 @@ def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") 
     """Returns the error for a missing attribute of an object.
 
     Args:
-        advice: maps names of other libraries to their replacement here.
+        advice: maps names of other libraries to llamabatch's replacements.
         kind: the name of the owner in the message; "": the name of its class.
     """
     kind = kind or type(owner).__name__

@@ -49,7 +49,7 @@ def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
     The method raises TypeError if a keyword is given under both of its names.
 
     Args:
-        place: returns a clause that says where an unknown keyword belongs, or "".
+        place: returns the advice for an unknown keyword, as the last clause of the error message; "": no advice.
         others: another name -> the method's own keyword.
     """
 
@@ -118,7 +118,7 @@ def _reading(made: G, read: _Read) -> G:
 def model_named(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Renames the first of MODEL_NAMES in a caller's keywords to "model".
 
-    A second name for the model is not removed, so that the called function refuses it.
+    If the caller gives a second name, this name stays in the keywords, and the called function refuses it.
     """
     if "model" not in options:
         for name in MODEL_NAMES:

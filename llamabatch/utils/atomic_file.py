@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Errors of os.fsync where folders cannot be synced.
+# Errors of os.fsync on file systems that cannot sync folders.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
 
 
@@ -29,7 +29,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk, so that a renamed file has its new name after a power failure. Does
+    """Writes a folder's file names to disk, so that a renamed file keeps its new name after a power failure. Does
     nothing on Windows, which cannot open folders. Raises OSError."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)

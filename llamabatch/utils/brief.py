@@ -10,10 +10,10 @@ from typing import Any
 
 from llamabatch.utils.checks import counted, show
 
-_LONGEST_TEXT = 60  # the largest number of characters of a text
-_MOST_ITEMS = 8  # the largest list or mapping that is shown completely
-_MOST_PARTS = 3  # items that are shown of a longer list of dataclasses
-_LONGEST_PART = 1000  # the largest number of characters of a dataclass within another dataclass
+_LONGEST_TEXT = 60  # maximum number of characters of a text
+_MOST_ITEMS = 8  # maximum number of items in a list or mapping; a longer one is shown as a count
+_MOST_PARTS = 3  # maximum number of shown items in a list of dataclasses
+_LONGEST_PART = 1000  # maximum number of characters of a dataclass within another dataclass
 
 
 def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str:
@@ -29,7 +29,7 @@ def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str
 
 
 def brief_value(value: object) -> str:
-    """Returns a value on one line. A long text is cut, and for many items only their number is shown."""
+    """Returns a value on one line. A long text is cut. A collection with many items is shown as their number."""
     if isinstance(value, Enum):
         return repr(value.value)
     if isinstance(value, str):

@@ -14,9 +14,9 @@ from typing import Any
 
 from llamabatch.errors import InputError
 
-_MOST_NAMES = 40  # most names in an error message, about half a screen
-_LONGEST_NAME = 100  # most characters of an unknown name that are compared with known names
-_MOST_BITS = 1000  # most bits of a number whose digits are shown; Python refuses to print more than 4,300 digits
+_MOST_NAMES = 40  # maximum number of names in an error message, about half a screen
+_LONGEST_NAME = 100  # maximum number of characters of an unknown name that are compared with known names
+_MOST_BITS = 1000  # the digits of a longer number are not shown; Python prints at most 4,300 digits
 
 
 class _Short(reprlib.Repr):
@@ -58,7 +58,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
     """Returns a whole number (also of numpy) from `low` to `high` as a plain int. Raises `error` otherwise.
 
     Args:
-        other: words for another allowed value at the end of the message, such as ", or None".
+        other: end of the message, if another value is allowed: ", or None", for example.
     """
     whole = plain(value)
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
@@ -67,7 +67,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
 
 
 def number(error: type[InputError], name: str, value: object, low: float, high: float, other: str = "") -> float:
-    """Returns a number (also of numpy) as a plain float or int. Arguments and errors as for `integer`."""
+    """Returns a number (also of numpy) as a plain float or int. Arguments and errors are as for `integer`."""
     found = plain(value)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or found != found or abs(found) == math.inf:
         raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}{other}")
@@ -100,7 +100,7 @@ def string(value: object) -> str | None:
 
 def items(value: object, most: int) -> list[Any] | None:
     """Returns the first `most` items of a list, array, Series or other iterable. Returns None for a text, a mapping, a
-    value that is no iterable, and a value that raises when its items are read."""
+    value that is not iterable, and a value that raises when its items are read."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         return None
     try:
@@ -128,7 +128,7 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def plain(value: object) -> object:
-    """Converts a number of numpy or of a subclass to a plain number. Returns None if the conversion raises.
+    """Converts a NumPy number, or a number of a subclass, to a plain number. Returns None if the conversion raises.
 
     Returns any other value unchanged.
     """
@@ -168,7 +168,7 @@ def half_character(value: object) -> str | None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the most similar known name, and all known names if they are
     few. If they are many and none is similar, the message names the five closest."""
-    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted: the same in each run
+    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted, to be the same in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
     if len(names) <= 12 or (not meant and len(names) <= _MOST_NAMES):

@@ -1,4 +1,4 @@
-"""Closing: a base class of objects with a `close` method, for `with`."""
+"""Closing: a base class for objects with a `close` method. `with` calls this method at the end."""
 
 from __future__ import annotations
 

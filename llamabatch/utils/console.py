@@ -69,7 +69,7 @@ def print_table(console: Console, table: Table, lead: int = 1) -> None:
     In a file or a pipe, these tables are at most 80 (or COLUMNS) characters wide, and no line is wrapped.
 
     Args:
-        lead: number of first columns that each of these tables repeats.
+        lead: number of first columns. Each of these tables repeats them.
     """
     width = console.width
     if isinstance(console, Stdout) and not console.is_terminal:

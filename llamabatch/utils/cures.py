@@ -10,7 +10,7 @@ _ROOT = Path(__file__).absolute().parents[2]
 
 
 def patched_build(backend: str | None = None) -> str:
-    """Returns a clause that says how to get a patched build here.
+    """Returns instructions for getting a patched build in this installation, as a clause of a sentence.
 
     Args:
         backend: the backend of the build, such as "cuda"; None: the CPU.

@@ -49,7 +49,7 @@ def keep(kind: str, key: str, found: dict[str, Any]) -> None:
 
 
 def all_of(kind: str) -> list[dict[str, Any]]:
-    """Returns all readable results of a kind, in no order."""
+    """Returns all readable results of a kind, in any order."""
     files = folder().glob(f"{kind}-*.json")
     found = (read(kind, file.stem.removeprefix(f"{kind}-")) for file in files)
     return [each for each in found if each is not None]

@@ -11,7 +11,7 @@ def attributes(source: object, *names: str) -> dict[str, Any]:
 
 
 def seconds(value: float) -> str:
-    """Formats seconds with three significant digits: 1.24 s, or below one second 85.1 ms."""
+    """Formats seconds with three significant digits: 1.24 s. Values below one second are in milliseconds: 85.1 ms."""
     return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
 
 

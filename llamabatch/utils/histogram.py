@@ -11,7 +11,7 @@ from typing import Any
 
 # Limits of buckets in each power of ten, at most 25 % apart.
 _STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)
-# Limits of vLLM's histograms that are not in _STEPS. With them, each of vLLM's buckets is a sum of whole buckets here.
+# _STEPS lacks these limits of vLLM's histograms. With these limits, each of vLLM's buckets is a sum of our buckets.
 _OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
 
 LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
@@ -107,7 +107,8 @@ _LEAST = 1e-7
 
 
 class Quantiles:
-    """Counts of figures in classes whose limits are 2 % apart. A few hundred counters are enough for any figures.
+    """Counts of figures in classes. The limits of the classes are 2 % apart, so a few hundred counters are enough for
+    any number of figures.
 
     Attributes:
         n: number of figures.
@@ -148,10 +149,11 @@ class Quantiles:
         self._are_whole = self._are_whole and other._are_whole
 
     def at(self, percent: float) -> float | None:
-        """Returns a percentile within 1 %, or None if there are no figures.
+        """Returns a percentile that is at most 1 % off, or None if there are no figures.
 
-        The result is the smallest figure for which at least `percent` % of the figures are not larger ("nearest rank").
-        So the 99th percentile of few figures is the largest figure. If all figures are whole, so is the result.
+        The result is the smallest figure that is at least as large as `percent` % of the figures ("nearest rank"). So
+        the 99th percentile of few figures is the largest figure. If all figures are whole numbers, the result is a
+        whole number, too.
 
         Args:
             percent: 0 to 100.
@@ -172,7 +174,7 @@ class Quantiles:
         return self.total / self.n if self.n else None
 
     def classes(self) -> list[tuple[float, int]]:
-        """Returns the middle of each class with figures, in ascending order, and the number of its figures."""
+        """Returns (middle, number of figures) for each class that is not empty, in ascending order."""
         return [(self._value(at), self._counts[at]) for at in sorted(self._counts)]
 
     @staticmethod

@@ -34,7 +34,7 @@ LINE = "Interrupted."
 _DELICATE = ("importlib._bootstrap", "weakref", "_weakrefset", "llamabatch.llama.log")
 SAME_S = 1.0  # a second signal within this many seconds counts as a repetition of the first
 _AGAIN_S = 0.02
-_UNSEEN_S = 0.5  # seconds until a signal is sent again if it has not ended the wait for a line
+_UNSEEN_S = 0.5  # seconds after which a signal is sent again, if it has not ended the wait for a line
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
@@ -89,7 +89,7 @@ def forget(number: int) -> bool:
 
 
 def acknowledge() -> bool:
-    """Notes that the command prints its own line about the signal, so that a later signal prints none.
+    """Notes that the command prints its own line about the signal. Later signals then print nothing.
 
     Returns:
         False if this was noted before.
@@ -100,10 +100,10 @@ def acknowledge() -> bool:
 
 
 def read_line(read: Callable[[], str]) -> str:
-    """Calls a function that waits for a line of the terminal, such as `input`, and lets every signal end the wait.
+    """Calls a function, such as `input`, that waits for a line from the terminal. Every signal ends the wait.
 
     Python itself ends the wait only if the signal comes during the wait. A signal just before the wait would take
-    effect at the next key, so _watch sends it again.
+    effect only when the user presses a key, so _watch sends the signal again.
     """
     global _reading, _n_reads
     _n_reads += 1
@@ -115,7 +115,8 @@ def read_line(read: Callable[[], str]) -> str:
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """Returns True if `frame` would lose or change an exception: in an import, a `__del__`, weakref or llama.cpp's log.
+    """Returns True if an exception in `frame` would be lost or changed. This happens in an import, in `__del__`, in
+    weakref, and in llama.cpp's log.
 
     Args:
         within: the module that makes the call to interrupt. Frames outside that call do not count.

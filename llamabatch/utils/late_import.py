@@ -1,4 +1,4 @@
-"""Imports at the first use, when the process may have no free file descriptor."""
+"""Imports modules at the first use. At that time, the process may have no free file descriptor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.utils.checks import reason
 
 @contextlib.contextmanager
 def late_import(what: str) -> Iterator[None]:
-    """Wraps a block of imports. If they fail, a later call can try them again.
+    """Wraps a block of imports. If an import fails, a later call can try again.
 
     Raises:
         EngineError: a file of the imported modules cannot be read.

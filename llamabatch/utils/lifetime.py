@@ -29,7 +29,7 @@ def in_forks(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def end_with_parent() -> None:
-    """Lets Linux kill this process when the thread that started this process ends.
+    """Ties this process to the thread that started it: Linux kills this process when that thread ends.
 
     So the parent must start this process on a thread that lives long enough. Does nothing on other systems, or if the
     parent ended before this call.
@@ -71,8 +71,9 @@ class Endable(Protocol):
 
 
 class ForkGuard:
-    """Refuses an engine in a fork of its process. A fork has copies of the objects, but no threads, and its copies of
-    locks may be locked for ever."""
+    """Refuses the use of an engine in a fork of the process that made the engine. A fork has copies of the objects, but
+    no threads, and its copies of locks may be locked for ever.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()

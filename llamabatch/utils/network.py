@@ -6,7 +6,7 @@ import socket
 import threading
 from urllib.parse import urlsplit, urlunsplit
 
-PROBE_S = 0.7  # seconds to wait; a connection around the earth takes 0.2 s, but libraries retry for half a minute
+PROBE_S = 0.7  # seconds to wait. To connect around the earth takes 0.2 s; libraries would retry for half a minute
 
 
 def reachable(url: str, budget_s: float = PROBE_S) -> bool:

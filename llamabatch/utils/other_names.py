@@ -1,4 +1,4 @@
-"""Names of vLLM and llama_cpp that llamabatch does not have, and replacements, for errors about missing names."""
+"""Names of vLLM and llama_cpp that are missing in llamabatch, with replacements, for error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _has(module: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), f"{module} has it")
 
 
-# These names are for `from llamabatch import …`.
+# Names from other libraries that the package does not export -> advice for the error message.
 OF_PACKAGE = {
     **_has(
         _VLLM,
@@ -37,7 +37,7 @@ OF_PACKAGE = {
     "LogitsProcessor": "SamplingParams(logits_processors=[f]) takes any function",
 }
 
-# These names are for attributes of an LLM.
+# Names of LLM attributes from other libraries -> advice for the error message.
 OF_LLM = {
     "get_tokenizer": "llm.tokenize, llm.detokenize, llm.apply_chat_template and llm.vocab are the tokenizer; "
     f"{_VLLM}'s LLM has get_tokenizer()",
@@ -76,7 +76,7 @@ OF_LLM = {
     "set_tokenizer": "the GGUF file has its tokenizer; give prompts as token ids of another",
 }
 
-# These names are for attributes of a RequestOutput.
+# Names of RequestOutput attributes from other libraries -> advice for the error message.
 OF_OUTPUT = {
     "finished": "an output that is returned has ended; finish_reason says how, and error is None unless it failed",
     "metrics": "timings has the times",
@@ -84,7 +84,7 @@ OF_OUTPUT = {
     "choices": "output.to_openai() has the shape of OpenAI's API",
 }
 
-# These names are for submodules of the package.
+# Names of submodules from other libraries -> advice for the error message.
 MODULES = {
     **{name: f"{_VLLM}.{name} has its names" for name in ("sampling_params", "outputs", "inputs", "pooling_params")},
     "lora": f"{_VLLM}.lora.request has its names",

@@ -19,7 +19,7 @@ from llamabatch.errors import ConfigError, visible
 from llamabatch.utils.checks import show
 
 TINY = "tiny"
-AUTO = "auto"  # the value of mmproj that means the file beside the model or in its repository
+AUTO = "auto"  # this value of mmproj means the file next to the model or in its repository
 HUB = "hf:"
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?", re.ASCII)
 
@@ -27,7 +27,7 @@ _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?"
 def absolute(path: str | os.PathLike[str]) -> str:
     """Returns an absolute path that means the same file in any process and after any os.chdir.
 
-    `~` is expanded. A relative path gets the working directory in front. ".." is resolved as the system resolves it.
+    `~` is expanded. The working directory is put before a relative path. ".." is resolved as the system resolves it.
 
     Raises:
         ConfigError: the path is relative and the working directory is gone, or no file can have this name.

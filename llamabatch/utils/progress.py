@@ -57,7 +57,7 @@ class ProgressBar(HasBar):
             bar only in a notebook and only for a list. A function is called as progress(done, total), first before any
             request ends.
         is_list: True if the caller gave a list of requests, not a single request.
-        done: number of requests that an earlier call has finished.
+        done: number of requests finished in an earlier call.
 
     Raises:
         InputError: `progress` has another value.
@@ -103,9 +103,10 @@ class ProgressBar(HasBar):
 
 
 class _NotebookBar:
-    """A rich bar as one output of a notebook cell, which is replaced as requests end.
+    """A rich bar as one output of a notebook cell. The output is replaced as requests end.
 
-    rich's own live display and tqdm.auto need ipywidgets, and their last state is missing in a saved notebook.
+    rich's own live display and tqdm.auto are not used: they need ipywidgets, and a saved notebook lacks their last
+    state.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -124,7 +125,7 @@ class _NotebookBar:
             self.show()
 
     def show(self) -> None:
-        """Replaces the output with the current state."""
+        """Shows the current state in place of the previous one."""
         self._next = time.monotonic() + _UPDATE_S
         if self._handle is not None:  # None: IPython runs without a front end
             self._handle.update(self._picture)

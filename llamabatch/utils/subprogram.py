@@ -11,7 +11,8 @@ from pathlib import Path
 
 from llamabatch.utils.cancellation import LOOK_S, can_be_cancelled, is_cancelled
 
-# A child's program. Its sys.path is its parent's, so that no module in the working directory is imported instead.
+# The program of a child. It sets sys.path to the parent's, so that no module in the working directory is imported
+# instead.
 _RUN = (
     "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
     "import runpy; runpy.run_module(module, run_name='__main__')"
@@ -60,7 +61,8 @@ def run_program(
     without_gpus: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module as a program to its end. Kills the program after `timeout_s` or if the current load is cancelled.
+    """Runs a module as a program, and waits for its end. Kills the program after `timeout_s`, or if the current load is
+    cancelled.
 
     The result's stdout contains both stdout and stderr.
 
@@ -77,7 +79,7 @@ def run_program(
     with subprocess.Popen(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,  # a signal to our process group must not end the child, whose exit is a result
+        start_new_session=True,  # a signal to our process group must not end the child, because its exit is a result
     ) as process:  # fmt: skip
         try:
             while True:

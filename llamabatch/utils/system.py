@@ -57,7 +57,7 @@ def lock(fd: int, byte: int = 0, *, patience: float = 0.0) -> bool:
 
     Args:
         byte: offset of the byte that is locked on Windows. Other processes cannot read this byte.
-        patience: the most seconds to wait for the lock.
+        patience: maximum seconds to wait for the lock.
 
     Returns:
         False if another process holds the lock.
@@ -136,7 +136,7 @@ def unix_socket() -> socket.socket | None:
 
 
 def kernel_lines(path: str) -> list[str]:
-    """Returns the lines of a file of Linux's kernel, such as "/proc/self/maps", or no lines elsewhere."""
+    """Returns the lines of a file of Linux's kernel, such as "/proc/self/maps"; no lines on other systems."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as lines:
             return lines.read().splitlines()

@@ -12,8 +12,8 @@ MEASURED = ROOT / "build" / "test-agents.json"
 RESULTS = ROOT / "benchmarks" / "results" / "agents.json"
 PAGE = ROOT / "docs" / "agents.md"
 _HEAD = (
-    "| program | bytes of the first request | tokens | of the second request are computed "
-    "| of the first one of the next conversation |\n"
+    "| program | bytes of the first request | its tokens | computed of the second request "
+    "| computed of the next conversation's first request |\n"
     "|---|---|---|---|---|\n"
 )
 

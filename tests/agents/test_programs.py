@@ -30,7 +30,7 @@ def test_a_text_comes_as_a_stream(program: Program, server: Server, home: Path) 
     records = server.turns(program)  # several, if the program also asks for suggestions of the next message
     assert {(record.status, record.whole) for record in records} == {(200, True)}
     record = next(each for each in records if each.body.get("stream"))
-    assert record.answer.count("data: ") > 4
+    assert record.answer.count("data: ") > 2  # text, end and [DONE]; on a busy machine all of the text is one event
 
 
 def test_it_changes_a_file_and_goes_on_with_the_results(program: Program, server: Server, home: Path) -> None:

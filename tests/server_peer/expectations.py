@@ -88,9 +88,10 @@ def table() -> str:
     asked, failures = read_passed()["ids"], read_failures()
     n_passed = len(asked) - len(failures)
     lines = [
-        f"{n_passed} of the {len(asked)} tests that llama-server passes, {n_passed / len(asked):.0%}. The others:",
+        f"llamabatch passes {n_passed} of the {len(asked)} tests that llama-server passes, "
+        f"{n_passed / len(asked):.0%}. It fails the others:",
         "",
-        "| fails | since |",
+        "| fails | because |",
         "|---|---|",
     ]
     for reason in dict.fromkeys(failures.values()):

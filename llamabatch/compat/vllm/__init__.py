@@ -1,4 +1,4 @@
-"""vLLM's offline names over one batched engine: `from llamabatch.compat.vllm import LLM` in place of `from vllm`."""
+"""vLLM's names for offline inference: `from llamabatch.compat.vllm import LLM` replaces `from vllm import LLM`."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ __all__ = [
 
 _ASYNC = "llamabatch.AsyncLLM is the asyncio class: `async for piece in llm.stream(prompt, params)`"
 _OPTIONS = "give the options to LLM(...), as LLM(**options)"
-# Public names of vLLM that this module does not have, with their replacement.
+# Keys: public names of vLLM that are missing here. Values: what to use in their place.
 ABSENT = {
     "__version__": "llamabatch.__version__ is this package's",
     "AsyncLLMEngine": _ASYNC,

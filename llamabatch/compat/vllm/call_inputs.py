@@ -21,7 +21,7 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def place_of(name: str) -> str:
-    """Returns advice for a keyword that belongs to SamplingParams, an adapter or the engine; "" for other names."""
+    """Returns advice on the right place for a keyword of SamplingParams, of an adapter or of the engine; else ""."""
     if name in PARAMETERS:
         return f"a parameter of sampling: give SamplingParams({name}=…)"
     if name in ("adapters", "lora", "loras"):
@@ -40,14 +40,14 @@ class CallInputs:
     def ready(
         self, given: list[Any], each: Sequence[SamplingParams | PoolingParams], truncate: int | None
     ) -> list[Any]:
-        """Returns the prompts with their token ids, cut to the parameters' truncate_prompt_tokens, else `truncate`."""
+        """Returns prompts with token ids. The parameters' truncate_prompt_tokens, or else `truncate`, cuts them."""
         return [
             self._prompt(one, truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
             for one, params in zip(given, each, strict=True)
         ]
 
     def _prompt(self, prompt: Any, truncate: int | None) -> Any:
-        """Returns a prompt with its token ids cut by _cut. Tokenizes a text first. Returns other values unchanged."""
+        """Returns a prompt with token ids. Tokenizes a text, and shortens the ids by _cut. Keeps other values."""
         text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
         if isinstance(text, str) and text:
             model = self._llm._client.model
@@ -64,14 +64,14 @@ class CallInputs:
         return prompt
 
     def _cut(self, ids: list[int], truncate: int | None) -> list[int]:
-        """Returns the last `truncate` tokens; -1: the last n_ctx - 1; None: all."""
+        """Returns the last `truncate` tokens. -1 means the last n_ctx - 1 tokens, None all tokens."""
         if truncate is None:
             return ids
         most = self._llm.n_ctx - 1 if truncate == -1 else truncate
         return ids[-most:] if most else []
 
     def adapters(self, given: Loras, n: int) -> tuple[Adapters, list[LoRARequest | None]]:
-        """Loads the adapters of n prompts unless they are loaded. Returns each prompt's adapter and LoRARequest."""
+        """Loads the missing adapters of n prompts. Returns each prompt's adapter and LoRARequest."""
         each = [given] * n if given is None or isinstance(given, LoRARequest) else list(given)
         if len(each) != n:
             raise AdapterError(

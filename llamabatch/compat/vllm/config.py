@@ -1,4 +1,4 @@
-"""Classes of vLLM's configuration that programs pass to LLM."""
+"""Configuration classes of vLLM. Programs pass them to LLM."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _all(why: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), why)
 
 
-# Options accepted with one warning, because no text depends on them or because llamabatch does not need them.
+# These options cause one warning and have no effect. No text depends on them, or llamabatch does not need them.
 IGNORED: dict[str, str] = {
     "gpu_memory_utilization": "the plan takes half of the free memory; n_slots and n_ctx say how much",
     "dtype": "the file has its types; another file has others, as hf:owner/repo:Q8_0",
@@ -163,15 +163,15 @@ _FLOATS = {"auto": None, "half": "f16", "float16": "f16", "fp16": "f16", "bfloat
 
 
 class Defaults(NamedTuple):
-    """The options that concern requests, not the engine.
+    """The options for requests; all other options are for the engine.
 
     Attributes:
         from_file: True if requests without sampling parameters use the file's parameters.
         sampling: parameters that replace the file's parameters.
-        post_sampling: True if logprobs are of the distribution that tokens are drawn from.
-        in_reasoning: True: structured outputs apply from the first token on; False: after the thinking.
+        post_sampling: True if logprobs include the effect of all sampling settings; else they are the model's own.
+        in_reasoning: True applies structured outputs from the first token on, False only after the thinking.
         normalize, dimensions, use_activation: the defaults of these PoolingParams fields.
-        chat_template: the template of chats that do not give their own.
+        chat_template: the template for a chat without its own template.
     """
 
     from_file: bool = True

@@ -22,15 +22,16 @@ class CompletionOutput:
     """One continuation.
 
     Attributes:
-        index: the continuation's number among the continuations of its prompt.
-        text: the text, including thinking. It has no stop strings and special tokens unless the parameters keep them.
+        index: number of the continuation among those of its prompt, from 0.
+        text: the text, including thinking. Stop strings and special tokens are left out unless the parameters keep
+            them.
         token_ids: the sampled tokens, including the token that ends the text.
         cumulative_logprob: the sum of the tokens' logprobs; None unless logprobs were requested.
         logprobs: for each token a dictionary from id to Logprob (logprob, rank, decoded_token); None unless requested.
         finish_reason: "stop", "length" or "abort"; None while the continuation runs (LLMEngine.step).
-        stop_reason: the stop string, or the id from stop_token_ids, that ended the text; else None.
+        stop_reason: the stop string, or the id in stop_token_ids, at the end of the text; None if neither ended it.
         lora_request: the adapter of the request.
-        routed_experts, kv_transfer_params: None.
+        routed_experts, kv_transfer_params: always None.
     """
 
     index: int
@@ -59,10 +60,11 @@ class RequestOutput:
         prompt_token_ids: the prompt's tokens.
         prompt_logprobs: like CompletionOutput.logprobs, for the prompt's tokens; the first token has None.
         outputs: the continuations.
-        finished: True; False for outputs of LLMEngine.step before the end of the request.
-        metrics: None, as with vLLM's disable_log_stats; llm.llm.stats() and `timings` of llm.llm.generate have times.
+        finished: True if the request has ended. Only LLMEngine.step returns outputs with False.
+        metrics: always None, as with vLLM's disable_log_stats. For times, use llm.llm.stats(), or llm.llm.generate and
+            the `timings` of its outputs.
         lora_request: the adapter of the request.
-        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None.
+        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: always None.
         num_cached_tokens: the number of prompt tokens that came from the prefix cache.
     """
 
@@ -83,7 +85,7 @@ class RequestOutput:
 def request_output(
     request_id: str, output: engine.RequestOutput, params: SamplingParams, lora: LoRARequest | None
 ) -> RequestOutput:
-    """Returns an output in vLLM's shape. Without detokenize in `params`, the text is empty."""
+    """Returns an output in vLLM's shape. The text is empty if `params` has detokenize=False."""
     prompt_logprobs = output.prompt_logprobs
     return RequestOutput(
         request_id=request_id,

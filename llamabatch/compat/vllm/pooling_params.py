@@ -14,14 +14,14 @@ REFUSED = ("step_tag_id", "returned_token_ids", "late_interaction_params")
 
 @dataclass
 class PoolingParams:
-    """The parameters by which a text becomes a vector or scores. None means the default of the LLM.
+    """The parameters for vectors and scores of a text. None means the default of the LLM.
 
     Attributes:
-        truncate_prompt_tokens: the number of last tokens to keep of a text; -1: as many as n_ctx allows.
-        dimensions: the number of leading elements to keep of a vector.
-        normalize: True: vectors have length 1. The default is True unless LLM(pooler_config=…) changes it.
-        use_activation: True: classes and relevance are probabilities; False: raw scores. The default is True unless
-            LLM(pooler_config=…) changes it. `softmax` and `activation` are former names of this field.
+        truncate_prompt_tokens: how many tokens to keep from the end of a text; -1: as many as n_ctx allows.
+        dimensions: how many elements to keep from the start of a vector.
+        normalize: True scales vectors to length 1. The default is True unless LLM(pooler_config=…) changes it.
+        use_activation: True returns classes and relevance as probabilities, False as raw scores. The default is True
+            unless LLM(pooler_config=…) changes it. `softmax` and `activation` are former names of this field.
         step_tag_id, returned_token_ids, late_interaction_params: refused.
         task, extra_kwargs, requires_token_ids, skip_reading_prefix_cache, output_kind: change nothing.
     """

@@ -36,11 +36,11 @@ class StructuredOutputsParams:
     Attributes:
         json: a JSON schema, or its text.
         regex, choice, grammar, structural_tag: as in structured_outputs of llamabatch.SamplingParams.
-        json_object: True: any JSON object.
-        disable_additional_properties: changes nothing; objects have only the properties that the schema names, unless
-            the schema has additionalProperties.
+        json_object: True allows any JSON object.
+        disable_additional_properties: changes nothing. Other properties than those in the schema are never allowed,
+            unless the schema has additionalProperties.
         disable_any_whitespace, whitespace_pattern: refused, because llguidance decides on the white space of JSON.
-        lenient: an option of llamabatch alone. True: keywords of `json` that a grammar cannot enforce are ignored.
+        lenient: an option of llamabatch alone. True ignores keywords of `json` if a grammar cannot enforce them.
 
     Raises:
         SamplingError (ValueError): no structure or more than one is given, or the structure is invalid.
@@ -100,7 +100,7 @@ class GuidedDecodingParams(StructuredOutputsParams):
         return GuidedDecodingParams(**given) if any(given.get(name) for name in KINDS) else None
 
 
-# Fields that change nothing in LLM.generate and LLM.chat, with the reason.
+# Keys: fields without effect in LLM.generate and LLM.chat. Values: the reasons.
 WITHOUT_EFFECT = {
     "output_kind": "LLM.generate and LLM.chat give whole outputs, as vLLM's do; LLMEngine obeys it",
     "stream_interval": "LLM.generate and LLM.chat give whole outputs",
@@ -108,7 +108,7 @@ WITHOUT_EFFECT = {
     "spaces_between_special_tokens": "special tokens are written as the vocabulary has them",
     "routed_experts_prompt_start": "outputs do not name experts",
 }
-# Fields that would change an answer. Only their defaults are accepted.
+# Only the defaults of these fields are accepted, because other values would change an answer.
 REFUSED = {
     "flat_logprobs": "logprobs are a dictionary for each token",
     "extra_args": "plugins are not supported; give logits_processors",
@@ -117,7 +117,7 @@ REFUSED = {
     "repetition_detection": "give repetition_penalty, or DRY by llamabatch.SamplingParams",
     "trace_decode_token_ids": "llm.llm.score gives the logprobs of given tokens",
 }
-# Refused fields of earlier vLLM versions, with the reason.
+# Keys: refused fields of earlier vLLM versions. Values: the reasons.
 FORMER = {"use_beam_search": _NO_BEAMS, "length_penalty": _NO_BEAMS, "early_stopping": _NO_BEAMS}
 _FORMER_DEFAULTS = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 _PASSED = (
@@ -129,7 +129,7 @@ _PASSED = (
 
 
 def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a caller's keywords under the names of today's vLLM. Raises UnknownParameterError, SamplingError."""
+    """Returns a caller's keywords by vLLM's current names. Raises UnknownParameterError, SamplingError."""
     found = dict(options)
     if found.pop("guided_decoding", None) is not None:
         if found.get("structured_outputs") is not None:
@@ -152,7 +152,7 @@ class SamplingParams:
     """The sampling parameters of a request, with vLLM's defaults: 16 tokens, temperature 1, no top_k, top_p or min_p.
 
     Fields have vLLM's meaning (docs/vllm_names.md) and can be changed later. Here top_k, top_p and min_p apply before
-    the temperature, in vLLM after it.
+    the temperature. In vLLM they apply after it.
 
     Raises:
         SamplingError (ValueError): a value is out of range, or is not supported and would change an answer.
@@ -210,7 +210,8 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
-        """Makes SamplingParams from options that may be None. A None means the default, except for max_tokens."""
+        """Makes SamplingParams from options that may be None. None means the default; but max_tokens=None means that
+        only n_ctx limits the output."""
         none_has_a_meaning = ("max_tokens",)
         return cls(**{key: v for key, v in options.items() if v is not None or key in none_has_a_meaning})
 
@@ -225,7 +226,7 @@ class SamplingParams:
         Args:
             priority: the request's priority; lower numbers run first.
             in_reasoning: True if a structured output applies from the first token on.
-            post_sampling: True if logprobs are of the distribution that tokens are drawn from.
+            post_sampling: True if logprobs include the effect of all sampling settings; else they are the model's own.
 
         Raises:
             SamplingError: a value is out of range, or is refused.
@@ -258,7 +259,8 @@ class SamplingParams:
 
 
 def _check_processor(process: Callable[..., Any]) -> None:
-    """Raises SamplingError for a processor that also expects the prompt. Processors get only output and logits here."""
+    """Raises SamplingError for a processor that expects the prompt, too. Here processors get only the output and the
+    logits."""
     try:
         wanted = [p for p in inspect.signature(process).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError):

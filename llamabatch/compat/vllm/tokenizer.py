@@ -25,7 +25,8 @@ class Tokenizer:
     """The tokenizer that LLM.get_tokenizer returns.
 
     Attributes:
-        name_or_path: the model's name. model_max_length: n_ctx.
+        name_or_path: the model's name.
+        model_max_length: n_ctx of the engine.
     """
 
     is_fast = True
@@ -39,7 +40,7 @@ class Tokenizer:
         """Returns the token ids of a text. Names of special tokens in the text are read as those tokens.
 
         Args:
-            add_special_tokens: add the tokens that the vocabulary puts around a text.
+            add_special_tokens: add the vocabulary's special tokens at the ends of a text.
             **options: truncation and max_length; other options are refused.
 
         Raises:
@@ -52,7 +53,7 @@ class Tokenizer:
         return ids[: longest or self.model_max_length] if cut else ids
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
-        """Returns the text of token ids. The options change nothing (clean_up_tokenization_spaces, for example).
+        """Returns the text of token ids. `options` such as clean_up_tokenization_spaces change nothing.
 
         Raises:
             PromptError (ValueError): an id is outside the vocabulary.
@@ -67,7 +68,8 @@ class Tokenizer:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Encoding:
-        """Returns the Encoding of a text, or one Encoding with lists of lists for a list of texts."""
+        """Returns the Encoding of a text. For a list of texts, returns one Encoding, in which each field has a list for
+        each text."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens, **options)
             return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
@@ -75,11 +77,11 @@ class Tokenizer:
         return Encoding(input_ids=each, attention_mask=[[1] * len(ids) for ids in each])
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """Returns the tokens of a text as the vocabulary writes them."""
+        """Splits a text into tokens. Returns the vocabulary's text for each token."""
         return [self._llm.vocab.token(each) for each in self.encode(text, add_special_tokens)]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """Returns a token for an id, or a list of tokens for a list of ids, as the vocabulary writes them."""
+        """Returns the vocabulary's text for an id, or a list of texts for a list of ids."""
         vocab = self._llm.vocab
         return vocab.token(ids) if isinstance(ids, int) else [vocab.token(int(each)) for each in ids]
 
@@ -101,7 +103,7 @@ class Tokenizer:
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """Returns the prompt of a conversation, or a list of prompts. A prompt is token ids; tokenize=False: a text.
+        """Returns the prompt of a conversation, or a list of prompts: token ids, or texts if tokenize=False.
 
         Args:
             return_dict: return an Encoding in place of the token ids.
@@ -148,13 +150,13 @@ class Tokenizer:
         return self._llm.vocab.size
 
     def get_vocab(self) -> dict[str, int]:
-        """Returns a dictionary from tokens, as the vocabulary writes them, to ids."""
+        """Returns the vocabulary as a dictionary from token texts to ids."""
         vocab = self._llm.vocab
         return {token: number for number, token in reversed(list(enumerate(vocab)))}
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The ids of the special tokens that the model names, in ascending order."""
+        """The ids of the model's special tokens (BOS, EOS and others with a role), in ascending order."""
         return sorted(set(self._llm.vocab.special_ids.values()))
 
     @property
@@ -164,33 +166,33 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text; None: there is none."""
+        """The id of the token that begins a text, or None."""
         return self._llm.vocab.bos_token_id
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, or else the token that ends a turn; None: there is none."""
+        """The id of the token that ends a text, or else of the token that ends a turn. None: the model has neither."""
         vocab = self._llm.vocab
         return vocab.eot_token_id if vocab.eos_token_id is None else vocab.eos_token_id
 
     @property
     def pad_token_id(self) -> int | None:
-        """The padding token; None: there is none."""
+        """The id of the padding token, or None."""
         return self._llm.vocab.pad_token_id
 
     @property
     def bos_token(self) -> str | None:
-        """The token of bos_token_id, as the vocabulary writes it."""
+        """The vocabulary's text for bos_token_id, or None."""
         return self._token(self.bos_token_id)
 
     @property
     def eos_token(self) -> str | None:
-        """The token of eos_token_id, as the vocabulary writes it."""
+        """The vocabulary's text for eos_token_id, or None."""
         return self._token(self.eos_token_id)
 
     @property
     def pad_token(self) -> str | None:
-        """The token of pad_token_id, as the vocabulary writes it."""
+        """The vocabulary's text for pad_token_id, or None."""
         return self._token(self.pad_token_id)
 
     def _token(self, number: int | None) -> str | None:

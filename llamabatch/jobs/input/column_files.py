@@ -40,7 +40,7 @@ class ColumnFile:
 
 @contextlib.contextmanager
 def open_columns(source: Source) -> Iterator[ColumnFile]:
-    """Opens a file whose kind is "parquet" or "xlsx".
+    """Opens a file of the kind "parquet" or "xlsx".
 
     Raises:
         InputError: the source is a stream, or cannot be read. SetupError: the package for the file is not installed.
@@ -58,7 +58,7 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
 
 
 def check_names(source: str, names: Sequence[str]) -> None:
-    """Raises InputError: two columns have the same name."""
+    """Raises InputError if two columns have the same name."""
     counts = Counter(names)
     for name in names:
         if counts[name] > 1:
@@ -67,7 +67,7 @@ def check_names(source: str, names: Sequence[str]) -> None:
 
 
 class _Parquet(ColumnFile):
-    """A Parquet file. Up to 256 rows are read at a time, and only the wanted columns."""
+    """A Parquet file. One read returns up to 256 rows, and only the columns that the caller needs."""
 
     def __init__(self, source: Source, stack: contextlib.ExitStack) -> None:
         check_installed()
@@ -84,7 +84,7 @@ class _Parquet(ColumnFile):
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         known = self._file.metadata
         whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
-        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # `most` is below _BATCH_ROWS if rows are large
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # large rows make `most` smaller than _BATCH_ROWS
         for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 
@@ -134,5 +134,6 @@ class _Sheet(ColumnFile):
         yield from self._rows.column(column).to_pylist()
 
 
-# The parsed sheets. A job opens a source for its columns, ids, number of rows and rows, but parses a sheet only once.
+# The parsed sheets. A job opens a source several times (for columns, ids, number of rows, rows), but parses a sheet
+# only once.
 _sheets: weakref.WeakKeyDictionary[Source, _Sheet] = weakref.WeakKeyDictionary()

@@ -19,8 +19,8 @@ _MASK = 2**64 - 1
 
 
 def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the column "id" or "custom_id" of each table. This column has the ids if no option names another column.
-    All rows up to the limit are checked before the first row runs.
+    """Checks the column "id" or "custom_id" of each table. Unless an option names another column, this column has the
+    ids. All rows up to the limit are checked before the first row runs.
 
     Raises:
         ConfigError: a value is not an id, or occurs twice in the tables of the job.
@@ -49,12 +49,11 @@ def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the ids in files of lines, for all rows up to the limit, before any row runs. In files after a table
-    or a stream, the numbers of lines are not known, so only the form of ids is checked. Reader finds ids that occur
-    twice.
+    """Checks the ids of all rows up to the limit in files of lines, before any row runs. In files after a table or a
+    stream, the numbers of lines are not known, so only the form of ids is checked. Reader finds ids that occur twice.
 
     Raises:
-        ConfigError: a value is not an id, or it equals the number of a line without an id.
+        ConfigError: a value is not an id, or equals the number of a line without an id.
     """
     ids, starts, number = Ids(), list[tuple[int, str]](), 0
     has_ids, knows_numbers = False, True
@@ -84,7 +83,7 @@ def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts
 
     Args:
         ids: the ids so far; None: the numbers of rows are not known, so only the form of the id is checked.
-        starts: the number of the first row of each file, and the name of the file.
+        starts: pairs of the number of the first row of a file, and the name of the file.
     """
     try:
         own = id_of(line)
@@ -121,18 +120,18 @@ def _unusable(value: Any) -> str | None:
 
 
 class Ids:
-    """The ids of millions of rows in little memory, each with the number of its row.
+    """A compact table of the ids of millions of rows. Each id leads to the number of its row.
 
-    An id is stored as its 64-bit Python hash, in a table with open addressing: 16 bytes a slot, 24 to 48 bytes an id.
-    Each process has its own hash key. One in 3.7e7 lists of a million ids has two ids with equal hashes. A
-    row without an id has its number as its id, stored as one bit.
+    An id is stored as its 64-bit Python hash, in a table with open addressing. A slot of the table takes 16 bytes, and
+    an id takes 24 to 48 bytes. Each process has its own hash key. Among lists of a million ids, one in 3.7e7 has two
+    ids with equal hashes. A row without an id has its number as its id, stored as one bit.
     """
 
     def __init__(self) -> None:
         self._keys = array("Q", bytes(8 * 1024))  # 0 marks a free slot
         self._numbers = array("Q", bytes(8 * 1024))
         self._used = 0
-        self._automatic = Bits()  # the rows whose id is their number
+        self._automatic = Bits()  # rows without an id of their own, which have their number as the id
         self._explicit_numerals = False
 
     def claim(self, identity: str, number: int) -> int | None:
@@ -153,14 +152,15 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if the id is a numeral. Some earlier row without an id may have this numeral as its id.
-        Returns the number of that row; None: there is no such row."""
+        """Gives an id to a row if the id is a numeral. If an earlier row without an id has this number as its id,
+        returns the number, otherwise None."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if int(identity) in self._automatic else None
         return None
 
     def claim_number(self, number: int) -> int | None:
-        """Gives a row without an id its number as the id. Returns the number of the row that has this id, or None."""
+        """Gives a row without an id its number as the id. If an earlier row has this id, returns the number of that
+        row, otherwise None."""
         if self._explicit_numerals:
             slot = self._slot(hash(str(number)) & _MASK or 1)
             if self._keys[slot]:

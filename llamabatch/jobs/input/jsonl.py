@@ -1,4 +1,4 @@
-"""Turns lines of JSON into objects. A line that is no JSON object becomes a Problem with the reason."""
+"""Turns lines of JSON into objects. A line that is not a JSON object becomes a Problem with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import half_character, show
 
-MAX_DEPTH = 100  # the most levels of nested JSON, far below the limits of Python's parser and of recursive walks
+MAX_DEPTH = 100  # maximum depth of nested JSON, far below the limits of Python's parser and of recursive walks
 
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -38,7 +38,8 @@ Record = Mapping[str, Any] | Filled | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
-    """Yields the lines of a stream with line ends. A line above `limit` bytes is not stored, but becomes a Problem."""
+    """Yields the lines of a stream, each with its line end. A line of more than `limit` bytes becomes a Problem and is
+    not stored."""
     while line := stream.readline(limit + 2):
         if line.endswith(b"\n") or len(line) < limit + 2:
             size = len(line.rstrip(b"\r\n")) if len(line) > limit else 0
@@ -124,7 +125,7 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
         return Problem(f"this is not JSON: {_reason(error)}")
     if not isinstance(value, dict):
         return Problem(f"this is {_kind(value)}; write a JSON object")
-    # The count includes brackets in texts, so it may be too high. That only costs a call of _depth.
+    # The count includes brackets in texts. A count that is too high only costs a call of _depth.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:

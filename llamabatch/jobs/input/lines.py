@@ -28,15 +28,15 @@ TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input":
 _OF_THE_JOB = "chat_template"  # no line may have this field, because a template is a program
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
-_NEAR = 0.84  # the least ratio of difflib for a misspelling: mesage and messages have 0.86, promt and prompt 0.91
-_LEAST_MISS, _MOST_MISS = 4, 64  # the least and the most characters of a misspelt name
+_NEAR = 0.84  # minimum ratio of difflib for a misspelling: 0.86 for mesage and messages, 0.91 for promt and prompt
+_LEAST_MISS, _MOST_MISS = 4, 64  # minimum and maximum length of a misspelt name
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096
 
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """The request in a line. Its fields mean the same as in Row."""
+    """The request in a line. The fields mean the same as in Row."""
 
     task: Task
     prompt: str | tuple[int, ...] | Conversation
@@ -100,7 +100,7 @@ def parse_plain(
         line: the object in the line, without nulls.
         overlay: the job's parameters, which the line's fields override.
         data: names of fields that are data, even if they resemble a known name.
-        media: true: messages may have pictures and sounds, including files of this machine.
+        media: true: messages may have pictures and audio, including files of this machine.
 
     Raises:
         PromptError, SamplingError: a field is wrong, or its name is almost a known name.
@@ -126,7 +126,7 @@ def parse_plain(
 
 
 def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
-    """Raises SamplingError: a name is almost a known name, or is a parameter that belongs elsewhere."""
+    """Raises SamplingError if a name is almost a known name, or is a parameter that belongs elsewhere."""
     for name, value in given.items():
         if name in PARAMETERS or name in data:
             continue
@@ -182,7 +182,7 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
 
 
 def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
-    """Returns the biases with numbers as token ids. JSON allows only texts as names."""
+    """Returns the biases with the token ids as numbers. In JSON, a token id is a text, because all names are texts."""
     try:
         return {int(token_id): bias for token_id, bias in biases.items()}
     except (TypeError, ValueError) as error:
@@ -225,7 +225,7 @@ _OF_CHAT = (*CHAT_FIELDS, "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
-    """Returns True for a line in the shape of a batch line. A plain line may have a "url" among its data."""
+    """Returns True for a line with the fields of a batch line. A plain line with a prompt may have a "url" as data."""
     return "body" in line or (any(name in line for name in _MARKS) and not any(name in line for name in TASK_OF))
 
 
@@ -264,7 +264,7 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
 def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
     url = line.get("url")
     if url is None:
-        return task_of(body)  # lines for some services have no url
+        return task_of(body)  # some services take lines without a url
     if not isinstance(url, str) or url not in URLS:
         raise PromptError(f"url is {show(url)}{nearest(str(url), URLS)}")
     needed = next(name for name, task in TASK_OF.items() if task == URLS[url])
@@ -300,7 +300,7 @@ def _chat_options(rest: dict[str, Any], task: Task) -> ChatOptions:
 
 
 def _count_logprobs(rest: dict[str, Any]) -> None:
-    """Turns logprobs (on or off) and top_logprobs (their number) of a chat into the one field of SamplingParams."""
+    """Turns a chat's logprobs (on or off) and top_logprobs (a number) into the field `logprobs` of SamplingParams."""
     wanted, count = rest.pop("logprobs", False), rest.pop("top_logprobs", None)
     boolean(SamplingError, "logprobs of a chat", wanted)
     if count is not None:

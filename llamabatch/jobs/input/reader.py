@@ -51,7 +51,7 @@ class Reader(Iterator[Row | BadRow]):
     later line with the same id becomes a BadRow without an id. A line without an id has its number as its id.
 
     Attributes:
-        seen: the progress of reading. Other threads may read it.
+        seen: the progress of reading. Other threads may read this attribute.
 
     Raises, from the constructor:
         ConfigError: the template, or a column of ids, parameters or kept values, does not fit a table's columns. A
@@ -75,13 +75,13 @@ class Reader(Iterator[Row | BadRow]):
         sources: the inputs from sources.find.
         options: the rules of reading; None: the defaults.
         taken: names of the output's own columns, which no kept column may have.
-        read_line: reads a line of OpenAI's batch format as a service does, and raises InputError; None: as a job does.
+        read_line: reads a line of OpenAI's batch format for a service; raises InputError. None: there is no service.
         """
         self._sources = sources
         self._options = options or ReadOptions()
         self._is_done: Callable[[int], bool] = _never
         self._ids = Ids()
-        self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
+        self._starts: tuple[int, ...] = ()  # for each opened source, the number of its first row
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
         # Tables may keep "id" here, because `_check` compares `keep` with the id column of each table.
@@ -91,10 +91,10 @@ class Reader(Iterator[Row | BadRow]):
         check_own_ids(sources, self._options)
         of_lines = self._options
         if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
-            # `template` is for the tables only; lines of JSON among the inputs hold their own prompts
+            # `template` applies only to tables; lines of JSON among the inputs hold their own prompts
             own: dict[str, Any] = {"image_columns": None, "audio_columns": None, "task": "completion"}
             of_lines = replace(of_lines, template=None, system=None, id_column=None, params_from=None, **own)
-        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is a setting of tables only
+        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" has a meaning for tables only
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
@@ -104,7 +104,7 @@ class Reader(Iterator[Row | BadRow]):
         self._read_line = read_line or self._read_openai
         self._media = read_line is None  # the users of a service must not read files of this machine
         self._sizes = [source.size for source in sources]
-        # If lines hold their own ids, an unreadable line has no id. Otherwise its number is its id.
+        # If lines hold their own ids, an unreadable line has no id. Otherwise the number of the line is its id.
         self._lines_have_ids = of_lines.id_column is not None
         self.seen = Seen()
         self._rows = self._read()
@@ -116,7 +116,7 @@ class Reader(Iterator[Row | BadRow]):
         return next(self._rows)
 
     def skip(self, is_done: Callable[[int], bool]) -> None:
-        """From now on, the reader leaves out the rows that are done. Their ids stay claimed."""
+        """Makes the reader leave out rows for which `is_done` is true. The ids of these rows stay claimed."""
         self._is_done = is_done
 
     def again(self) -> Reader:
@@ -254,7 +254,7 @@ class Reader(Iterator[Row | BadRow]):
 
 
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Raises ConfigError: an option needs a template or a table, but there is none."""
+    """Raises ConfigError if an option needs a template or a table, but there is none."""
     if options.has_template or any(source.kind != "jsonl" for source in sources):
         return
     for name in ("system", "task", "params_from"):
@@ -287,7 +287,7 @@ def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[st
 
 
 def _check_first_line(source: Source, options: ReadOptions, taken: Collection[str]) -> None:
-    """Raises ConfigError: the first line has a field that cannot be kept. Reading checks the later lines."""
+    """Raises ConfigError if the first line has a field that cannot be kept. Reading checks the later lines."""
     with source.open() as stream:
         first = next(jsonl.objects(source.name, stream, options.max_line_bytes), None)
     if first is not None and not isinstance(first, Problem):
@@ -295,9 +295,10 @@ def _check_first_line(source: Source, options: ReadOptions, taken: Collection[st
 
 
 class ReadAhead(Generic[T]):
-    """An iterator over a slow iterator, such as a terminal or a pipe. It yields None while no item is there.
+    """An iterator that reads ahead from a slow iterator, such as a terminal or a pipe. Yields None while no item is
+    ready.
 
-    A daemon thread waits for the input. It is never joined, because it may be blocked for ever.
+    A daemon thread waits for the input. This thread is never joined, because it may be blocked for ever.
     """
 
     def __init__(self, slow: Iterator[T]) -> None:

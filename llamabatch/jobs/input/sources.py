@@ -28,14 +28,15 @@ from llamabatch.utils.paths import absolute, shown
 Kind = Literal["jsonl", "txt", "csv", "tsv", "parquet", "xlsx"]
 
 STDIN = "-"
-HEAD_BYTES = 2**16  # the fingerprint of a stream covers at most this many first bytes
+HEAD_BYTES = 2**16  # a stream's fingerprint covers at most this many bytes at its start
 WHOLE_BYTES = 2**30  # the digest of a larger file covers samples only
 N_SAMPLES = 64
 SAMPLE_BYTES = 2**20
 
 
 class _DamagedZstd(EOFError):
-    """The error of a damaged zstd file. It replaces the zstd module's error, as the module may not be installed."""
+    """The error of a damaged zstd file. This class stands for the zstd module's error, because the module may not be
+    installed."""
 
 
 # These errors mean a damaged compressed file. Any other OSError comes from the disk, not from the content.
@@ -74,14 +75,14 @@ class Source:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The format, by the suffix in front of .gz or .zst. Files with an unknown suffix, and .txt files that begin
-        like JSON, are lines of JSON."""
+        """The format. The suffix decides, apart from .gz or .zst. Files with an unknown suffix, and .txt files that
+        begin like JSON, are lines of JSON."""
         found = "jsonl" if self.path is None else _KINDS.get(formats.suffixes(self.path)[0], "jsonl")
         return "jsonl" if found == "txt" and self._begins_as_json() else found
 
     def _begins_as_json(self) -> bool:
         if self.is_stream:
-            return True  # a stream cannot be read twice, so it counts as lines of JSON, like stdin
+            return True  # a stream counts as lines of JSON, like stdin, because it cannot be read twice
         try:
             with Source(self.path).open() as file:
                 begins = file.read(HEAD_BYTES).decode("utf-8-sig", "replace").lstrip()
@@ -91,24 +92,24 @@ class Source:
 
     @property
     def has_columns(self) -> bool:
-        """True for a Parquet or Excel file, which is not read as text."""
+        """True for a Parquet or Excel file. Such a file is not read as text."""
         return self.kind in ("parquet", "xlsx")
 
     @property
     def says_lines(self) -> bool:
-        """True for stdin, and if the name promises lines of JSON. Otherwise the first bytes decide."""
+        """True for stdin, and for a name that promises lines of JSON. For other inputs, the first bytes decide."""
         return self.path is None or formats.suffixes(self.path)[0] in formats.LINES
 
     @property
     def size(self) -> int | None:
-        """The bytes on the disk; None: not known."""
+        """The number of bytes on the disk; None: not known."""
         return None if self.is_stream or self.path is None else self.path.stat().st_size
 
     def share(self, size: int) -> float:
-        """Returns the share of the open content that was read, 0 to 1, without the bytes in read-ahead buffers.
+        """Returns the share of the open content that was read, 0 to 1. Bytes in read-ahead buffers do not count.
 
         Args:
-            size: the bytes on the disk. For a compressed file, the share is that of the compressed bytes.
+            size: the number of bytes on the disk. For a compressed file, these are compressed bytes.
         """
         if self._text is None or not size:
             return 1.0
@@ -120,7 +121,7 @@ class Source:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the content, and decompresses it if its first bytes are those of gzip or zstd, whatever the name.
+        """Opens the content, and decompresses gzip and zstd. The first bytes decide, whatever the name of the file.
 
         Raises:
             InputError: the input cannot be opened, or is neither text nor compressed by gzip or zstd.
@@ -144,7 +145,7 @@ class Source:
             yield whole
 
     def fingerprint(self, known: object = None) -> dict[str, object]:
-        """Returns the fingerprint of the content, by which a later run recognises the input.
+        """Returns the fingerprint of the content. A later run recognises the input by this fingerprint.
 
         Args:
             known: an earlier fingerprint or None. For a stream, it gives the number of bytes to read.
@@ -272,8 +273,8 @@ def _some(stream: BinaryIO, n: int) -> bytes:
 
 
 def _head(stream: BinaryIO, n: int | None = None) -> bytes:
-    """Returns the first n bytes of a stream. If n is None: the bytes that arrived with the first line, up to
-    HEAD_BYTES. More bytes may never come, because a program may write one row and wait for its answer."""
+    """Returns the first n bytes of a stream. If n is None, returns the bytes that arrived with the first line, up to
+    HEAD_BYTES. Does not wait for more bytes, because a program may write one row and then wait for the answer."""
     head, most = b"", HEAD_BYTES if n is None else n
     while len(head) < most and (piece := _some(stream, most - len(head))):
         head += piece
@@ -283,7 +284,7 @@ def _head(stream: BinaryIO, n: int | None = None) -> bytes:
 
 
 def _stream_bytes(known: object) -> int | None:
-    """Returns the number of bytes that a stream's fingerprint covers; None: `known` is no fingerprint of a stream."""
+    """Returns the number of bytes that a stream's fingerprint covers; None: `known` is not a stream's fingerprint."""
     if not isinstance(known, Mapping) or known.get("size", 0) is not None:
         return None
     n = known.get("bytes")
@@ -293,12 +294,12 @@ def _stream_bytes(known: object) -> int | None:
 def find(
     patterns: Sequence[str | os.PathLike[str]], stream: BinaryIO | None = None, without: Collection[str] = ()
 ) -> list[Source]:
-    """Returns the inputs that a command line names, in the order in which their rows are counted.
+    """Returns the inputs of a command line. The rows are numbered in the order of these inputs.
 
     Args:
         patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. Files of a glob are sorted by path.
         stream: the stream for "-"; None: stdin.
-        without: files that the job writes itself, as paths without links. They are left out of the inputs.
+        without: files that the job writes itself, as paths without links. These files are left out of the inputs.
 
     Raises:
         InputError: there is no input, or all inputs are in `without`. A file does not exist, is a directory, or is
@@ -332,8 +333,11 @@ def find(
 
 
 def own_stdin(patterns: Sequence[str]) -> BinaryIO | None:
-    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. When Python
-    ends, a thread may still wait for input, and must not lock sys.stdin then. So the thread reads the duplicate."""
+    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file.
+
+    A thread reads the duplicate. This thread may still wait for input when Python ends, and must not hold the lock of
+    sys.stdin then.
+    """
     if STDIN in patterns:
         with contextlib.suppress(OSError, ValueError):  # stdin may not be a real file
             return open(os.dup(sys.stdin.fileno()), "rb")
@@ -347,7 +351,7 @@ def resolved(pattern: str) -> str:
     path = absolute(pattern)
     if not glob.has_magic(pattern) or os.path.lexists(path):
         return path
-    pattern = os.path.expanduser(pattern)  # the working directory is no pattern, so it is escaped below
+    pattern = os.path.expanduser(pattern)  # the working directory is escaped below, because its name is not a pattern
     return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(os.getcwd()), pattern)
 
 
@@ -355,7 +359,7 @@ def fingerprint(sources: Sequence[Source], known: object = None) -> list[dict[st
     """Returns the fingerprint of each input, in order; see Source.fingerprint.
 
     Args:
-        known: the earlier fingerprints from a manifest, not checked.
+        known: the earlier fingerprints from a manifest. They may be damaged.
     """
     before = known if isinstance(known, list) else []
     return [source.fingerprint(each) for source, each in zip_longest(sources, before[: len(sources)])]
@@ -369,7 +373,7 @@ def _matches(pattern: str) -> Iterator[Path | None]:
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
-    if path.exists() or not glob.has_magic(shown(pattern)):  # shown() drops the working directory, which is no pattern
+    if path.exists() or not glob.has_magic(shown(pattern)):  # without the working directory, which is not a pattern
         yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
@@ -379,8 +383,10 @@ def _matches(pattern: str) -> Iterator[Path | None]:
 
 
 def _refuse_output(path: Path, *, named: bool) -> None:
-    """Raises InputError: the file belongs to the output of another job. A glob may match such a file by accident, so a
-    table is accepted only if `named` is true. Lines of results are always refused, because they are no requests."""
+    """Raises InputError if a file belongs to the output of another job. A glob may match such a file by accident.
+
+    A table that the user named is accepted. Text and JSONL files are always refused, because their lines are results.
+    """
     out = output_of(path)
     if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return

@@ -27,10 +27,10 @@ _PROMPT = "prompt"  # the column of a text file
 DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
-# The values of these parameters may be texts.
+# Parameters that may have a text as their value.
 _TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))
-# pandas reads these texts as missing values, and so does pyarrow, except "None". In the cell of a
-# parameter that is not in _TEXTS, these texts mean the job's value.
+# pandas reads these texts as missing values, and so does pyarrow, except "None". A parameter with such a text in its
+# cell has the job's value, unless the parameter is in _TEXTS.
 _MISSING = frozenset(
     (
         *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "N/A", "NA", "<NA>", "#N/A", "#N/A N/A", "#NA"),
@@ -87,7 +87,7 @@ class _Csv:
     """The parser of one CSV file. The constructor reads the header."""
 
     def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), limit))  # a value needs no limit: _CsvLines limits rows
+        csv.field_size_limit(max(csv.field_size_limit(), limit))  # a value needs no limit: _CsvLines limits each row
         self._lines = _CsvLines(source.name, stream, limit)
         self._records = csv.reader(self._lines, delimiter=formats.CSV[f".{source.kind}"], strict=True)
         header = self._next()
@@ -96,7 +96,8 @@ class _Csv:
         self.header = header or []
         if not self.header:
             raise InputError(f"{source.name} has no columns; their names stand in its first row")
-        # Spreadsheets write empty columns without a name. Several are allowed, because no template can name them.
+        # Spreadsheets write empty columns without a name. Several such columns are allowed, because no template can
+        # name them.
         check_names(source.name, [name for name in self.header if name])
 
     def records(self) -> Iterator[list[str] | Problem]:
@@ -200,8 +201,8 @@ def check_columns(source: Source, options: ReadOptions, taken: Collection[str] =
 
 
 def own_id_column(source: Source, options: ReadOptions) -> str | None:
-    """Returns the column of ids that a table marks by the name "id" or "custom_id". None: there is no such column, an
-    option names the column of ids, or the source is a stream or has lines of JSON. Raises the errors of check_text."""
+    """Returns the name of a table's own column of ids: "id" or "custom_id". None: there is no such column, an option
+    names the column of ids, or the source is a stream or has lines of JSON. Raises the errors of check_text."""
     if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
         return None
     if source.has_columns:
@@ -219,7 +220,7 @@ _USUAL = ("text", "question", "content", "input", "instruction", "message", "bod
 
 
 def _check_separator(name: str, columns: Sequence[str]) -> None:
-    """Raises ConfigError: a table has one column, and its name contains a separator other than a comma."""
+    """Raises ConfigError if a table has only one column, whose name contains a separator other than a comma."""
     names = columns[0] if len(columns) == 1 else ""
     separator = next((each for each in ";\t|" if each in names), None)
     if separator is not None:
@@ -335,9 +336,9 @@ class RowLines:
         columns: the columns of the table; None: lines of JSON, each with its own fields.
 
     Attributes:
-        columns: the columns of a table that must be read.
-        id_column: the column or field of the ids. None: a line has its id in "id" or "custom_id", and the id of a
-            table's row is its number.
+        columns: the columns that must be read from a table.
+        id_column: the column or field of the ids. None: a line of JSON has its id in "id" or "custom_id", and a
+            row of a table has its number as its id.
 
     Raises:
         ConfigError: the options do not fit the columns.
@@ -387,8 +388,8 @@ class RowLines:
 
     @property
     def used(self) -> frozenset[str]:
-        """The fields that options.keep names. They are data, even if they resemble a known field. The set is empty if
-        there is a template, because all fields are data then."""
+        """The fields named in options.keep. They are data, even if a name resembles the name of a known field. Empty
+        with a template, because all fields are data then."""
         keep = self._options.keep
         return frozenset(() if keep in (None, ALL) or self._template is not None else keep)
 

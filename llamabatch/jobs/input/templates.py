@@ -1,7 +1,7 @@
-"""Templates that make the prompt of a row from the columns of a table, or from the fields of a line of JSON.
+"""Templates that make a row's prompt from the columns of a table, or from the fields of a line of JSON.
 
-There are two notations. jinja2 (`Classify: {{ text }}`) is sandboxed and limited, as in chat templates. The older
-notation has a column's whole name between single braces (`Classify: {text}`), and writes a brace as `{{` or `}}`.
+There are two notations. jinja2 (`Classify: {{ text }}`) is sandboxed and limited, as in chat templates. In the
+older notation, single braces contain a column's name (`Classify: {text}`), and `{{` or `}}` stands for a brace.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Template(Protocol):
     reads_all: bool
 
     def check(self, source: str, columns: Sequence[str]) -> None:
-        """Raises ConfigError: the template names a column that the table does not have."""
+        """Raises ConfigError if the template names a column that the table does not have."""
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """Returns the text with a row's values. Raises PromptError: a value is missing, or the template fails."""
+        """Returns the text with a row's values. Raises PromptError if a value is missing or the template fails."""
 
 
 def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -> Template:
@@ -48,7 +48,7 @@ def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -
         names_columns: true: a template without any column is refused, because all rows would have the same prompt.
 
     Raises:
-        ConfigError: the text is not a template, or names no column.
+        ConfigError: the text is not a template, or does not name a column.
     """
     if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
         raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
@@ -62,7 +62,7 @@ def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -
 
 
 def is_jinja(text: str) -> bool:
-    """Returns True for jinja2: a text with {%, or with {{ and without any {name} in single braces."""
+    """Returns True for jinja2: the text has {%, or it has {{ and no {name} in single braces."""
     if "{%" in text:
         return True
     return "{{" in text and not any(len(found) > 2 for found in _BRACES.findall(text))
@@ -101,7 +101,7 @@ class BracesTemplate:
     """A text with {column} for a column's value, and {{ and }} for braces. Attributes, methods and errors as in
     Template.
 
-    The text between braces is the whole name of a column and may have any characters. It cannot name a part of a value.
+    The text between braces is always the name of a column: {a.b} means the column "a.b", not a part of a value.
     """
 
     reads_all = False

@@ -11,7 +11,7 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
 _BLOCK = 2**20
-_MOST_BYTES = 2**34  # the most bytes of a file whose lines are counted; counting reads about 1 GB/s
+_MOST_BYTES = 2**34  # lines of a larger file are not counted; counting reads about 1 GB/s
 
 
 class Seen(NamedTuple):
@@ -20,7 +20,7 @@ class Seen(NamedTuple):
     Attributes:
         starts: the number of the first row of each input that reading has reached; the last input is being read.
         n_rows: the number of rows read so far.
-        share: the part of the bytes of the last input that has been read, 0 to 1; None: not known.
+        share: how much of the last input has been read, as a share of its bytes, 0 to 1; None: not known.
         ended: true when all rows have been read.
     """
 
@@ -38,11 +38,11 @@ class Rows(NamedTuple):
 
 
 class Total:
-    """The number of rows of all inputs that the options select.
+    """The number of rows that the options select from all inputs.
 
-    Streams, compressed files, .txt and CSV (its rows may have several lines) are not counted in advance. The bytes and
-    rows read so far give an estimate. The estimate is good if the rows of a file are alike. Rows that are read ahead of
-    the engine count as rows and as bytes, so they do not distort the estimate.
+    The rows of streams, compressed files, .txt and CSV (a row may have several lines) are not counted in advance. For
+    these inputs, the bytes and rows read so far give an estimate. The estimate is good if the rows of a file are alike.
+    Rows read ahead of the engine do not distort the estimate, because their bytes count, too.
     """
 
     def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:
@@ -57,7 +57,7 @@ class Total:
                 left = max(0, left - (count or 0))
 
     def rows(self, seen: Seen) -> Rows | None:
-        """Returns the number of rows, as known at this point of reading; None: not known at all."""
+        """Returns the number of rows, possibly estimated from the rows read so far; None: not known."""
         limit = self._options.limit
         if seen.ended:
             return Rows(wanted(seen.n_rows, self._options))
@@ -96,13 +96,13 @@ class Total:
 
 
 def wanted(n_rows: int, options: ReadOptions) -> int:
-    """Returns how many of the row numbers below `n_rows` are in the shard and below the limit."""
+    """Returns how many of the first `n_rows` rows are in the shard and below the limit."""
     (i, n), below = options.shard, n_rows if options.limit is None else min(n_rows, options.limit)
     return max(0, -(-(below - (i - 1)) // n))
 
 
 def _count(source: Source, most: int | None) -> int | None:
-    """Returns the number of rows of an input. Counts at most `most` lines. None: counting costs as much as reading."""
+    """Returns the number of rows of an input. Counts at most `most` lines. None: counting is as slow as reading."""
     if source.is_stream or source.path is None:
         return None
     if source.has_columns:
@@ -113,7 +113,7 @@ def _count(source: Source, most: int | None) -> int | None:
 
 
 def _lines(source: Source, most: int | None) -> int:
-    """Counts the lines of a file up to the last line that is not empty, at most `most`."""
+    """Counts the lines of a file, but not more than `most`. Empty lines at the end do not count."""
     ends = lines = 0
     with source.open() as file:
         while block := file.read(_BLOCK):

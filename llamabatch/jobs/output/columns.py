@@ -1,4 +1,4 @@
-"""Finds the columns of a table of results in the lines of a job. The order of the columns is always the same."""
+"""Finds the columns of a results table in the lines of a job. The order of the columns is always the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from llamabatch.jobs.output.records import COLUMNS, RecordOptions, lines_of
 
 Kind = Literal["null", "bool", "int", "float", "string", "json"]
 
-# The columns of flat rows, in order: before the kept columns and the answer (FRONT), and after them (BEHIND).
+# The columns of flat rows, in order. FRONT: the columns before the kept columns and the answer. BEHIND: the columns
+# after the answer.
 FRONT = ("row", "id")
 BEHIND = (
     *("token_ids", "reasoning", "tool_calls", "logprobs", "outputs", "prompt_logprobs", "embedding", "num_truncated"),

@@ -1,7 +1,7 @@
 """Outputs that are made from a job's lines after the last row: Parquet, CSV, and compressed outputs of any format.
 
-While the job runs, its lines are in OUT.part. They survive a crash, as in any output. A resumed job turns a complete
-OUT into lines again.
+While the job runs, its lines are in OUT.part. These lines survive a crash, as in any output. A resumed job turns a
+complete OUT into lines again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE_BYTES = 16 * 2**20
 
 
 def is_made_at_end(path: Path) -> bool:
-    """Returns True if an output of this name is made after the last row, not written line by line."""
+    """Returns True if an output of this name is made after the last row; False: it is written line by line."""
     suffix, compression = formats.suffixes(path)
     return bool(compression) or suffix in formats.PARQUET or suffix in formats.CSV
 
@@ -39,7 +39,7 @@ def has_columns(path: Path) -> bool:
 
 
 def check_installed(path: Path) -> None:
-    """Raises SetupError: a library for the format is not installed."""
+    """Raises SetupError if a library for the format is not installed."""
     suffix, compression = formats.suffixes(path)
     if suffix in formats.PARQUET:
         parquet.check_installed()
@@ -141,7 +141,7 @@ def _lines(source: Path, options: RecordOptions) -> Iterator[bytes]:
 
 
 class Sink:
-    """A file object for other libraries. They may write pieces of any size."""
+    """A file object for other libraries. A library may write pieces of any size."""
 
     closed = False
 

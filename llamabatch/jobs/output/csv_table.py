@@ -18,14 +18,14 @@ from llamabatch.jobs.output.columns import BEHIND, OPENAI, Columns, record_of
 from llamabatch.jobs.output.records import lines_of
 
 _TEXTS = ("id", "finish_reason", "reasoning", "error")
-_MOST_CELL = 2**30  # the most characters of a cell
+_MOST_CELL = 2**30  # maximum number of characters in a cell
 
 
 def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
     """Writes a file of lines as a table. Raises OSError."""
     text = io.StringIO(newline="")
-    # The writer quotes cells that have a character of its line terminator. With "\r\n" it quotes cells with \r or \n.
-    # flush_row ends each row with "\n".
+    # csv.writer quotes a cell that has a character of the line terminator. With "\r\n" as the terminator, cells with \r
+    # or \n are quoted. flush_row ends each row with "\n".
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
     names = columns.names
 
@@ -77,7 +77,7 @@ def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterat
             else:
                 texts = (*own, *_TEXTS, answer)
                 made = {name: _text(cell) if name in texts else _json(cell) for name, cell in values.items()}
-                made[answer] = values[answer]  # an empty cell is the answer "", because no answer is null
+                made[answer] = values[answer]  # an empty cell means "" here, because an answer is never null
             yield record_of(made, "openai" if is_openai else "flat", own)
     except (csv.Error, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -35,12 +35,12 @@ MOVED = "was moved"
 class Files:
     """The file operations of an output.
 
-    A call that a signal interrupts is repeated. A call that fails because the disk or quota is full is repeated until
-    there is room. Any other error ends the job.
+    A call that a signal interrupts is repeated. A call that fails because the disk is full or the quota is used up
+    is repeated until there is room. Any other error ends the job.
 
     Args:
         emit: called with a message when a wait begins and when it ends.
-        patience_s: the most seconds to wait for room on a full disk; 0: no wait.
+        patience_s: maximum number of seconds to wait for room on a full disk; 0: no wait.
         retry_s: seconds between two tries during a wait.
         stopped: if it returns true, a wait ends as if its time were over.
     """
@@ -66,8 +66,8 @@ class Files:
         return int(self._patiently("write", path, os.write, fd, data))
 
     def sync(self, fd: int, path: Path) -> None:
-        """Syncs a file to the disk. Raises OutputError at the first failure. There is no second try, because fsync may
-        then succeed although the system has dropped data."""
+        """Syncs a file to the disk. Raises OutputError at the first failure. There is no second try: after a
+        failure the system may have dropped data, and the next fsync may succeed all the same."""
         self._once("fsync", path, os.fsync, fd)
 
     def truncate(self, fd: int, size: int, path: Path) -> None:
@@ -84,7 +84,7 @@ class Files:
             self._system("unlock", os.unlink, path)
 
     def name(self, source: Path, target: Path) -> None:
-        """Renames a file to a free name. Raises FileExistsError: the name is taken."""
+        """Renames a file to a free name. Raises FileExistsError if the name is taken."""
         try:
             self._patiently("link", target, os.link, source, target)
         except OutputError as error:
@@ -180,9 +180,9 @@ class AppendFile:
         new: true: the file is created and must not exist yet; false: the file must exist; None: either.
 
     Attributes:
-        path: the name of the file. A rename must update it.
-        size: the bytes of complete writes. The bytes of an interrupted write are not counted. These bytes are cut off
-            when the output is opened again.
+        path: the name of the file. A rename must also change `path`.
+        size: the number of bytes that complete writes have added. The bytes of an interrupted write do not count, and
+            are cut off when the output is opened again.
     """
 
     def __init__(self, files: Files, path: Path, *, new: bool | None = None) -> None:
@@ -195,7 +195,7 @@ class AppendFile:
         self._dirty = self.size > 0  # an earlier process may have been killed before it synced
 
     def write(self, data: bytes) -> None:
-        """Writes all of the data. After an error, do not write again: the data would follow half a line."""
+        """Writes all of the data. After an error, do not write again: the new data would follow half a line."""
         self._dirty = True
         left = memoryview(data)
         while left:
@@ -231,7 +231,7 @@ class AppendFile:
         return None
 
     def copy_to(self, path: Path) -> None:
-        """Copies the content to a new file, even if the name of this file is gone. Raises OutputError."""
+        """Copies the content to a new file, even if this file was deleted or renamed. Raises OutputError."""
         copy = AppendFile(self._files, path, new=True)
         try:
             os.lseek(self.fd, 0, os.SEEK_SET)

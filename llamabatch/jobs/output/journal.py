@@ -15,7 +15,7 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # a side file is compacted only above this many bytes of dropped lines
+_LEAST_GARBAGE = 4 * 2**20  # a side file is compacted only if its dropped lines have at least this many bytes
 _TRIM = 65536
 _SUM = struct.Struct("<I")
 _PREFIX_BYTES = 9  # a waiting line begins with its checksum (8 hexadecimal digits) and a blank
@@ -226,7 +226,7 @@ class SideFile:
     """The file OUT.ahead: lines that wait for an earlier row. Only the offset of each line is in memory.
 
     Args:
-        first: the first index that the output does not have. Lines of earlier rows are ignored, and so are torn and
+        first: the first index that is missing in the output. Lines of earlier rows are ignored, and so are torn and
             damaged lines.
 
     Attributes:
@@ -281,7 +281,7 @@ class SideFile:
         self._live_bytes += len(content)
 
     def get(self, index: int) -> bytes | None:
-        """Returns the waiting line of an index; None: no such line. Raises OutputError: the file has changed."""
+        """Returns the waiting line of an index; None: no such line. Raises OutputError if the file has changed."""
         offset = self._offsets.get(index)
         return None if offset is None else self._read(offset)
 
@@ -330,7 +330,7 @@ class SideFile:
 
 
 class Offsets:
-    """The offsets of waiting lines. They take 8 bytes for each index between the first and the last waiting line."""
+    """The offsets of waiting lines. The memory is 8 bytes for each index from the first to the last waiting line."""
 
     def __init__(self, base: int) -> None:
         self._base = base
@@ -350,7 +350,7 @@ class Offsets:
         self._offsets[i] = offset
 
     def drop(self, index: int) -> None:
-        """Drops an index. It must be the lowest index that is left."""
+        """Drops `index`, which must be the lowest index that is left."""
         self._offsets[index - self._base] = -1
         self.n -= 1
         if index - self._base >= _TRIM:
@@ -363,7 +363,7 @@ class Offsets:
 
 
 def waiting_line(line: bytes) -> bytes:
-    """Returns a line of the output in the form of OUT.ahead, with its checksum in front."""
+    """Returns a line of the output in the form of OUT.ahead, which begins with the checksum."""
     return b"%08x " % checksum(line) + line
 
 

@@ -1,6 +1,6 @@
-"""The lock of an output: only one process at a time writes it. The system releases the lock of a process that dies.
+"""The lock of an output: only one process at a time writes the output. If a process dies, the system releases its lock.
 
-A file beside the output locks the output's name. The output itself is locked, too, because it may have a second name.
+A file next to the output locks the output's name. The output itself is locked, too, because it may have a second name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_ALLOWED = (
 )
 _CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
 _NO_ID = "-" * 16
-_FAR = 2**40  # offset of the locked byte, behind the content, because Windows blocks readers of locked bytes
+_FAR = 2**40  # offset of the locked byte: after the content, because on Windows locked bytes cannot be read
 
 
 class Lock:
@@ -35,7 +35,7 @@ class Lock:
         left_by: the job id of a killed process that held the lock; None: the lock is new, or names no job.
 
     Raises:
-        OutputBusyError: another process holds the lock. The message has its pid.
+        OutputBusyError: another process holds the lock. The message has the pid of the other process.
         ConfigError: another file has the name of the lock, or no file can be created in the folder.
         OutputError: the disk fails.
     """
@@ -65,7 +65,7 @@ class Lock:
             raise ConfigError(f"{path} keeps changing; another program may use this name")
         match = _CONTENT.match(content)
         self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
-        self._stays = self._found and not content  # an existing empty file may be another program's
+        self._stays = self._found and not content  # an existing empty file may belong to another program
         self.write_id(self.left_by or _NO_ID)
 
     def write_id(self, job_id: str) -> None:
@@ -93,7 +93,7 @@ class Lock:
             raise
 
     def _content(self) -> bytes:
-        """Returns the first bytes of the file. Raises ConfigError: the file is not a lock."""
+        """Returns the first bytes of the file. Raises ConfigError if the file is not a lock."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise foreign(self._path, "is no regular file")
         try:
@@ -114,7 +114,7 @@ class Lock:
         """Removes the file, then unlocks it. A process that locks the file later sees that the file's name is gone.
 
         Args:
-            remove: false: the file is only unlocked. A file that may be another program's is never removed.
+            remove: false: the file is only unlocked. A file that may belong to another program is never removed.
         """
         if self._fd < 0:
             return
@@ -130,7 +130,7 @@ class Lock:
 
 
 def lock_file(file: AppendFile, out: Path) -> None:
-    """Locks the file of an output until the file is closed. Raises OutputBusyError: another process holds the lock."""
+    """Locks the file of an output until it is closed. Raises OutputBusyError if another process holds the lock."""
     if not system.lock(file.fd, _FAR):
         raise OutputBusyError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"

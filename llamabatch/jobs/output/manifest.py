@@ -1,4 +1,5 @@
-"""The manifest OUT.job.json names the job of an output. It is written first, so that rows of two jobs never mix."""
+"""The manifest OUT.job.json says which job an output belongs to. It is written before the first row, so that rows of
+two jobs never mix."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from llamabatch.jobs.output.files import PLAIN
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
 from llamabatch.utils.checks import integer, show
 
-FORMAT = 1  # the version of the manifest and of the files beside it
+FORMAT = 1  # the version of the manifest and of the other side files
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
-_MOST_NAME = 200  # the most characters of a name in a message
-_SHOWN = 5  # the most differences in a message
+_MOST_NAME = 200  # maximum number of characters of a name in a message
+_SHOWN = 5  # maximum number of differences in a message
 _BEGINS = re.compile(rb'\s*\{\s*"format"\s*:')
 _SUMS = re.compile(r"([0-9a-f]{8})*")
 
@@ -32,7 +33,8 @@ class Ending:
     """The end of a job.
 
     Attributes:
-        rows: the number of rows in the output. errors: the number of failed rows among them.
+        rows: the number of rows in the output.
+        errors: the number of failed rows among them.
         bytes: the size of the output.
         sums: the checksums of the output's ranges in order, 8 hexadecimal digits each.
     """
@@ -49,7 +51,7 @@ class Manifest:
 
     Attributes:
         settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters.
-        seed: a random number. It is the id of the job, and the source of seeds for rows without a seed.
+        seed: a random number. This number is the id of the job, and the source of seeds for rows without a seed.
         earlier: settings of earlier runs that --force replaced, the oldest first.
         ending: the end of the job; None: rows are missing.
     """
@@ -69,7 +71,7 @@ class Manifest:
         return i, n
 
     def write(self, own: OwnFiles, path: Path, *, over: bool) -> None:
-        """Writes the manifest atomically. Raises OutputError; ConfigError: `over` is false and the name is taken."""
+        """Writes the manifest atomically. Raises OutputError, or ConfigError if the name is taken and `over` false."""
         document = {
             "settings": self.settings,
             "earlier": list(self.earlier),
@@ -126,7 +128,7 @@ def first_bytes(seed: int) -> bytes:
 
 
 def read(path: Path) -> FoundManifest | None:
-    """Returns the manifest, or the reason why the file cannot be read as one; None: there is no file. Never raises."""
+    """Returns the manifest, or the reason why it cannot be read; None: there is no file. Never raises."""
     try:
         content = _content(path)
     except FileNotFoundError:
@@ -162,7 +164,8 @@ def _content(path: Path) -> bytes:
 
 
 def _manifest(document: dict[str, Any]) -> Manifest:
-    """Returns the manifest in a document. Raises ConfigError for a field that is missing or has a wrong value."""
+    """Returns the manifest that a JSON document contains. Raises ConfigError for a field that is missing or has a wrong
+    value."""
     format = document.get("format")
     if isinstance(format, bool) or not isinstance(format, int) or format != FORMAT:
         raise ConfigError(f"its format is {show(format)}; this version of llamabatch reads {FORMAT}")
@@ -220,8 +223,8 @@ def _ending(value: object) -> Ending | None:
 
 
 def output_of(path: Path) -> Path | None:
-    """Returns the output to which a file belongs, or the file itself if it is an output. Links are followed. None: the
-    file belongs to no job.
+    """Returns the output that a file belongs to; None: the file does not belong to a job. An output belongs to itself.
+    Links are followed.
 
     Raises:
         ConfigError: the manifest of the output cannot be read.
@@ -243,8 +246,8 @@ def output_of(path: Path) -> Path | None:
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the settings `before`, with the limit of `settings` if this limit is larger or None. A larger limit only
-    adds rows behind the finished rows, so the job stays the same."""
+    """Returns the settings `before`, but with the limit of `settings` if that limit is larger or None. A larger limit
+    only adds rows after the finished rows, so the job stays the same."""
     old, new = before.get("limit"), settings.get("limit")
     if isinstance(old, int) and "limit" in settings and (new is None or new > old):
         return {**before, "limit": new}

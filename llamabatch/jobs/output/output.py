@@ -32,7 +32,7 @@ from llamabatch.utils.system import most_name_bytes
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
 
-# A function that returns the settings of a job. Its argument: the inputs in the output's manifest; None: no manifest.
+# A function that returns the settings of a job. Its argument is the inputs in the output's manifest; None: no manifest.
 Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")
@@ -73,7 +73,7 @@ class OutputOptions:
 
 
 class RecordWriter(Closing):
-    """The part of an output that makes the records of rows."""
+    """An output that makes a record of each row and writes it."""
 
     options: OutputOptions
 
@@ -96,8 +96,8 @@ class RecordWriter(Closing):
 
 
 def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenate[Output, P], R]:
-    """Decorates a method of Output. After the first error of any such method, each call raises OutputError. So nothing
-    is written behind half a line."""
+    """Decorates a method of Output. After the first error in any decorated method, each call raises OutputError, so
+    that nothing is written after half a line."""
 
     @wraps(method)
     def guarded(self: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -124,16 +124,16 @@ class Output(RecordWriter):
 
     Args:
         path: the file.
-        settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters. Or a
-            function that returns the settings; see Identity. Output adds the order, shard and options of records.
+        settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters. May
+            also be a function that returns them; see Identity. Output adds the order, shard and options of records.
         options: how results are written.
         files: the file operations; their `emit` gets messages about waiting for a full disk.
         check_ids: as in JobFiles.open.
 
     Attributes:
         finished: all rows were in the output when it was opened, so nothing is left to do.
-        n_before: rows that were in the output when it was opened.
-        n_errors_before: failed rows among them.
+        n_before: number of rows that were in the output when it was opened.
+        n_errors_before: number of failed rows among them.
         resumed: the run resumes an existing output.
 
     Raises:
@@ -246,7 +246,7 @@ class Output(RecordWriter):
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
-        """Syncs if the last sync is `sync_s` ago. The loop calls it even while no row finishes. Raises OutputError."""
+        """Syncs if the last sync is `sync_s` seconds ago. Called even while no row finishes. Raises OutputError."""
         if time.monotonic() - self._synced_at >= self.options.sync_s:
             self.sync()
 
@@ -355,7 +355,7 @@ class Output(RecordWriter):
         return ""
 
     def close(self) -> None:
-        """Syncs and closes the files, finished or not. Raises OutputError: the disk fails."""
+        """Syncs and closes the files, finished or not. Raises OutputError if the disk fails."""
         if self._closed:
             return
         self._closed = True
@@ -375,7 +375,7 @@ def _for_tables(options: OutputOptions) -> OutputOptions:
 
 
 def _resolved(path: Path) -> Path:
-    """Returns the path without links, so that no rename replaces a link. Raises ConfigError: a link leads to itself."""
+    """Returns the path without links, so that no rename replaces a link. Raises ConfigError for a cycle of links."""
     try:
         found = Path(os.path.realpath(path))
         if not os.path.islink(found):
@@ -386,7 +386,7 @@ def _resolved(path: Path) -> Path:
 
 
 def _check_name(path: Path) -> None:
-    """Raises ConfigError: an output cannot have this name."""
+    """Raises ConfigError if an output cannot have this name."""
     suffix, zipped = formats.suffixes(path)
     if zipped and suffix in formats.PARQUET:
         raise ConfigError(f"the output is '{shown(path)}'; Parquet is compressed in itself: leave {zipped} away")

@@ -1,4 +1,4 @@
-"""The files that a job keeps beside its output: their names, and their first line, which names the job.
+"""The side files of a job, next to its output: their names, and their first line, which names the job.
 
 | file | content |
 |---|---|
@@ -7,7 +7,7 @@
 | OUT.ahead | lines that wait for an earlier row |
 | OUT.sums | a checksum of each line |
 | OUT.lock | the lock of the process that writes |
-| OUT.rescued | the lines of an output whose file another program removed |
+| OUT.rescued | the lines of the output, if another program removed the file |
 | OUT.0123abcd.tmp | a new file, before it is renamed |
 
 Only a file that begins with the job's id is written or removed.
@@ -37,7 +37,7 @@ _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
-_LEAST_TORN = 16  # the least bytes of a torn header; no other program's file begins with these bytes
+_LEAST_TORN = 16  # minimum length of a torn header: a shorter beginning may belong to another program's file
 # The first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV.
 _MADE_STARTS = (
     b"PAR1",
@@ -52,7 +52,8 @@ _MADE_STARTS = (
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of one job. A file is created under a free name, and removed only if it begins with the job's id.
+    """The files of one job. A file is created under an unused name, and removed only if its content begins with
+    the job's id.
 
     Attributes:
         files: the file operations.
@@ -74,7 +75,7 @@ class OwnFiles:
         return self.out.with_name(f"{self.out.name}.{self.job_id[:8]}.tmp")
 
     def exists(self, path: Path, kind: Kind) -> bool:
-        """Returns True if the file exists. Raises ConfigError: the file does not belong to this job."""
+        """Returns True if the file exists. Raises ConfigError if the file does not belong to this job."""
         begin = head(path)
         if begin is None:
             return False
@@ -84,7 +85,7 @@ class OwnFiles:
         return True
 
     def create(self, kind: Kind | None = None) -> AppendFile:
-        """Creates a new file under a temporary name, which `commit` changes. Raises OutputError."""
+        """Creates a new file under a temporary name. `commit` changes this name. Raises OutputError."""
         file = AppendFile(self.files, self.temporary, new=True)
         try:
             if kind is not None:
@@ -219,7 +220,7 @@ def ahead_of(lines: Path) -> Path:
 
 
 def sums_of(lines: Path) -> Path:
-    """Returns the path of the checksums of a file of lines."""
+    """Returns the path of the checksums for a file of lines."""
     return lines.with_name(lines.name + _SUMS)
 
 
@@ -234,7 +235,7 @@ def free_rescued_name(lines: Path) -> Path:
 
 
 def all_names(out: Path) -> set[str]:
-    """Returns the paths of an output and of all files that a job keeps beside it, without links."""
+    """Returns the paths of an output and of all side files of its job, without links."""
     out = Path(os.path.realpath(out))
     lines = (out, part_of(out))
     kept = (*lines, *map(ahead_of, lines), *map(sums_of, lines), manifest_of(out), lock_of(out))
@@ -256,5 +257,5 @@ def without_suffix(name: str) -> str | None:
 
 
 def _same_start(begin: bytes, due: bytes) -> bool:
-    """Returns True if `begin` starts with `due`, or is only the beginning of `due`, as a killed process leaves it."""
+    """Returns True if one text starts with the other, because a killed process may have written only a part."""
     return begin[: len(due)] == due[: len(begin)]

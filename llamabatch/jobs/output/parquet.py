@@ -1,4 +1,5 @@
-"""Makes a Parquet file of results from the lines of a job after the last row. On resume, turns it back into lines.
+"""Makes a Parquet file of results from the lines of a job after the last row. On resume, turns the file back into
+lines.
 
 A Parquet file can be read only when it is complete, so a running job writes lines.
 """
@@ -26,7 +27,7 @@ _ALWAYS = ("id", "custom_id", "response", "error")  # keys that a record has eve
 
 
 def check_installed() -> None:
-    """Raises SetupError: pyarrow is not installed."""
+    """Raises SetupError if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -83,7 +84,7 @@ def write(source: Path, start: int, columns: Columns, sink: Any, compression: st
 
 
 def records(source: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records of a table that `write` made. Raises ConfigError: the file is no Parquet file, or damaged."""
+    """Yields the records of a table that `write` made. Raises ConfigError for a file that is damaged or not Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +117,8 @@ def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Ite
 
 
 def _packed(value: Any) -> Any:
-    """Returns a record in the types of the columns. Values of _JSON become JSON texts. A lone surrogate becomes "?"."""
+    """Returns a record whose values have the types of the columns. Values of _JSON become JSON texts. A lone surrogate
+    becomes "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Makes the record of a row, flat or in the format of OpenAI's batch results, and the record's line of JSON.
+"""Makes the record of a row, and its line of JSON. A record is flat, or has the format of OpenAI's batch results.
 
 Two runs of a job write the same bytes for the same texts. So records have times only on request, and an id in OpenAI's
 format is made of the row's number.
@@ -33,7 +33,7 @@ _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
 
-_MOST_REFS = 32  # the longest chain of references that is followed
+_MOST_REFS = 32  # a longer chain of references is not followed
 
 # The columns of flat records.
 COLUMNS = frozenset(
@@ -52,12 +52,13 @@ class RecordOptions:
     Attributes:
         shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for other lines.
         token_ids: flat records have "token_ids".
-        times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens". Records of
-            OpenAI's format have the time in "created" (0 without `times`), and usage.prompt_tokens_details.
-        model: the value of "model" in OpenAI's format for an input line that names no model.
+        times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens". Records in
+            OpenAI's format have usage.prompt_tokens_details, and the time in "created" (0 without `times`).
+        model: the value of "model" in OpenAI's format for an input line without a model.
         answer: the name of the column with the generated text in flat records.
-        parse: fields of the answers (objects of JSON) that become columns in flat records. True: all fields of
-            the job's JSON schema; Settings replaces True. A field is null if the row failed or its answer was cut.
+        parse: fields of the answers (objects of JSON) that become columns in flat records. True: all fields of the
+            job's JSON schema; Settings replaces True by their names. A field is null if the row failed or its answer
+            was cut.
 
     Raises:
         ConfigError: a value is out of range.
@@ -107,7 +108,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
     """Returns the record of a row with a result from the engine.
 
     A flat record has row (the number), id, text, finish_reason and error (None unless the row failed). On request, the
-    record has token_ids and times. num_cached_tokens comes with the times, because it also depends on other requests.
+    record has token_ids and times. num_cached_tokens belongs to the times, because it also depends on other requests.
     The other fields exist only if they have a value: reasoning, tool_calls, outputs (more than one continuation),
     logprobs, prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
     """
@@ -137,7 +138,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
 
 
 def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, Any]:
-    """Returns the record of a row that could not be run. Its id may be None, as in BadRow."""
+    """Returns the record of a row that could not be run. The id may be None, as in BadRow."""
     if options.is_openai(row):
         return _openai_error(row, "invalid_request", error)
     made: dict[str, Any] = {"row": row.number, "id": row.id, **(row.kept or {})}
@@ -146,7 +147,7 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
 
 
 def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a JSON object. All fields are None if the text is no object, for instance if it was cut."""
+    """Returns the fields of a JSON object. All are None if the text is not an object, for example if it was cut."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -155,7 +156,7 @@ def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def fields_of(params: SamplingParams) -> tuple[str, ...]:
-    """Returns the fields of the job's JSON schema, in order. Raises ConfigError: there is no schema, or no field."""
+    """Returns the fields of the job's JSON schema, in order. Raises ConfigError if there is no schema, or no field."""
     form = params.structure
     root = json.loads(form.text) if form is not None and form.kind == "json" else {}
     properties = resolved(root, root).get("properties")
@@ -326,5 +327,5 @@ def _finite(value: Any) -> Any:
 
 
 def checksum(line: bytes) -> int:
-    """Returns the CRC-32 of a line, or 1 in place of 0. 0 marks a missing checksum: a system crash may leave zeros."""
+    """Returns the CRC-32 of a line, or 1 if it is 0. A 0 means that the checksum was lost: a crash may leave zeros."""
     return zlib.crc32(line) or 1

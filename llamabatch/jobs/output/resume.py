@@ -36,7 +36,8 @@ from llamabatch.utils.checks import counted
 
 
 class JobFiles:
-    """The files of one output, locked from the constructor to close(). `open` finds their job, or begins a new job.
+    """The files of one output, locked from the constructor to close(). `open` finds the job of the files, or begins a
+    new job.
 
     Args:
         out: the output, as a path without links.
@@ -96,8 +97,8 @@ class JobFiles:
         """Finds the job of the output and repairs its lines, or begins a new job.
 
         Args:
-            make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. Its
-                argument: the inputs in the manifest; None: no manifest.
+            make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. It
+                gets the inputs in the manifest, or None without a manifest.
             check_ids: gets {number: id} of finished rows if --force resumes with other inputs or without a manifest.
                 It raises ConfigError if the inputs have another id for one of these numbers.
 
@@ -183,7 +184,7 @@ class JobFiles:
             self._lock.release()
 
     def _known_manifest(self) -> tuple[Manifest | None, bool]:
-        """Returns the manifest, and True if a file has its name. --force ignores a manifest that cannot be read."""
+        """Returns the manifest, and True if its file exists. --force ignores a manifest that cannot be read."""
         path = manifest_of(self.out)
         found = manifests.read(path)
         if found is None:
@@ -234,7 +235,7 @@ class JobFiles:
             raise manifests.refuse(self.out, changed)
 
     def _is_complete(self, ending: Ending | None) -> bool:
-        """Returns True if the job has ended, its output has not changed since, and no row must run again."""
+        """Returns True if the job has ended, the output is unchanged since then, and no row must run again."""
         if ending is None or _size(self.out) != ending.bytes or (self._retry_errors and ending.errors):
             return False
         return self._is_as_it_ended(ending)

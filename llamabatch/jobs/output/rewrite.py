@@ -1,4 +1,4 @@
-"""Removes rows from an output. Lines behind the first removed line move to the side file, and are appended later."""
+"""Removes rows from an output. Lines after the first removed line move to the side file, and are appended later."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def rewrite(
 ) -> None:
     """Removes damaged lines, repeated rows and, on request, failed rows.
 
-    The output is changed in place. It keeps its lines up to the first removed line. The complete lines behind that line
-    are copied to the side file. When the side file is on disk, the output is cut. If the process dies in between, both
-    files have these lines.
+    The output is changed in place. The lines before the first removed line stay in the output. The complete lines
+    after that line are copied to the side file. When the side file is on disk, the output is cut. If the process dies
+    in between, both files have these lines.
 
     Args:
         file: the file of lines.
         start: the offset of the first line.
         drop_errors: true: failed rows are removed, too.
-        is_damaged: true: another program wrote to the file. Then lines that are not JSON are removed, because the
-            halves of two lines may look like one line of the job.
+        is_damaged: true: another program wrote to the file. Lines that are not JSON are then removed, too:
+            the halves of two lines may look like one line of the job.
 
     Raises:
-        ConfigError: a line is of another shard.
+        ConfigError: a line belongs to another shard.
         OutputError: writing fails.
     """
     done, end, amid = Bits(), start, False

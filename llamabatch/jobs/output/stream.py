@@ -69,7 +69,7 @@ class StreamOutput(RecordWriter):
         """Does nothing: a stream is not synced."""
 
     def finish(self) -> None:
-        """Ends the output after the last row. Raises ValueError: a row is missing."""
+        """Ends the output after the last row. Raises ValueError if a row is missing."""
         if self._waiting:
             raise ValueError(f"row {self._shard.number(self._next)} is missing, and later ones are there")
 

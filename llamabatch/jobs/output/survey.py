@@ -1,4 +1,4 @@
-"""Surveys an output on resume: reads the complete lines once, and proves that the job wrote them."""
+"""Surveys an output on resume: reads the complete lines once, and checks that the job wrote them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Survey:
         n_rows: the number of complete lines of this job.
         n_errors: the number of failed rows among them.
         size: the bytes up to the end of the last complete line. The rest is torn.
-        done: the indices of the complete lines. Empty if the lines are in the order of the input, 0 .. n_rows - 1.
-        n_unrecorded: the number of lines at the end that have no checksum. A system crash leaves such lines. They count
-            as torn.
+        done: the indices of the complete lines. Empty if the lines are in the order of the input: their indices are
+            then 0 .. n_rows - 1.
+        n_unrecorded: the number of lines at the end that have no checksum. A system crash leaves such lines, and they
+            count as torn.
         damage: a fault that an interruption cannot explain; None: there is no such fault.
     """
 
@@ -42,8 +43,8 @@ class Survey:
 
 
 def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, proof: Proof | None = None) -> Survey:
-    """Returns the state of a file, which is read from the byte `start` on. A missing file counts as empty. Zeros at the
-    end, as a system crash may leave them, count as torn. Raises OSError."""
+    """Returns the state of a file, read from the byte `start` on. A missing file counts as empty. Zeros at the end,
+    which a system crash may leave, count as torn. Raises OSError."""
     found = Survey(size=start)
     if not path.exists():
         return found
@@ -90,17 +91,17 @@ def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: 
 
 
 class Proof(Protocol):
-    """A proof that lines are as the job wrote them. `fault` gets each line once, in order."""
+    """A check that lines have not changed since the job wrote them. `fault` gets each line once, in order."""
 
     def fault(self, line: bytes) -> str | None:
         """Returns the fault of the next line; `UNRECORDED`: the line has no checksum; None: no fault."""
 
     def rest(self) -> str | None:
-        """Returns the fault that shows only after the last line; None: no fault."""
+        """Returns a fault that can be found only after the last line; None: no fault."""
 
 
 class RecordedLines:
-    """The proof by a checksum of each line. Rows whose checksums were lost in a system crash are run again."""
+    """A check by the checksum of each line. If a system crash has lost checksums, their rows are run again."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
@@ -116,8 +117,8 @@ class RecordedLines:
 
 
 class EndedLines:
-    """The proof by the manifest of a finished job: a checksum for each range of 1,024 lines. If the output was cut
-    later, only the complete ranges are proven.
+    """A check by the manifest of a finished job, which has a checksum for each range of 1,024 lines. If the output was
+    cut later, only the complete ranges are checked.
 
     Args:
         sums: the checksums from sums_of_lines.
@@ -148,7 +149,7 @@ class EndedLines:
 
 
 def sums_of_lines(sums: Iterable[int]) -> str:
-    """Returns the checksums of ranges of 1,024 lines, 8 hexadecimal digits each, from the checksums of the lines."""
+    """Combines the checksums of lines to one checksum of 8 hexadecimal digits for each range of 1,024 lines."""
     found, rest = [], iter(sums)
     while some := list(islice(rest, _RANGE)):
         found.append(f"{zlib.crc32(b''.join(map(_SUM.pack, some))):08x}")

@@ -28,7 +28,7 @@ def error_document(error: ApiError) -> dict[str, Any]:
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.public_message
     if error.code == CONTEXT_CODE and error.facts:
-        # Programs shorten the conversation if an error has these words of Anthropic's API.
+        # Client programs look for these words of Anthropic's API, and then shorten the conversation.
         message = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum: ".format(**error.facts) + message
     found = {"type": _TYPES.get(error.status, usual), "message": message}
     return {"type": "error", "error": found, "request_id": current_id.get()}

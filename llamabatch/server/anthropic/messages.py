@@ -32,7 +32,7 @@ async def messages(request: HttpRequest) -> Any:
 
 
 async def count_tokens(request: HttpRequest) -> Any:
-    """Counts the tokens that a conversation has as a prompt."""
+    """Counts the prompt tokens of a conversation."""
     serving = serving_of(request)
     body = await _read(request, serving)
     _, token_ids = await serving.on_thread(body.rendered, serving.model)

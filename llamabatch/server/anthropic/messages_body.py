@@ -168,15 +168,15 @@ def _messages(place: str, message: object, given: Body, *, shown: bool) -> Itera
 def _own_blocks(
     where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each block that the chat can use, with its path in the body.
+    """Yields the usable blocks for the chat, each with its path in the body.
 
-    Blocks that only a service writes are ignored and named in a header. Texts replace documents, search results and
-    tool references.
+    Blocks written by services are ignored and named in a header. Documents, search results and tool references become
+    texts.
 
     Args:
-        shown: True: the caller asks about these blocks. Media that the model cannot read and blocks of unknown types
-            are refused later. False: texts replace such blocks, because programs send history and results of tools
-            again with each request.
+        shown: True: the blocks are the caller's question, so unreadable media and blocks of unknown types are refused
+            later. False: the blocks are history or the result of a tool. Programs send history again with each request,
+            so unreadable media and unknown blocks become texts.
     """
     for number, block in enumerate(blocks):
         place, kind = f"{where}[{number}]", block["type"]
@@ -192,7 +192,7 @@ def _own_blocks(
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":
             yield place, {"type": "text", "text": _text_of_search(place, block)}
-        elif kind == "tool_reference":  # the text is only the name; the field `tools` has the tool
+        elif kind == "tool_reference":  # only the name becomes text, because the field `tools` has the tool
             yield place, {"type": "text", "text": string(f"{place}.tool_name", block.get("tool_name"))}
         elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
@@ -348,7 +348,7 @@ def _tool(where: str, tool: object) -> Json:
 
 
 def _thinking(given: Body, rules: Rules, effort: object) -> Json:
-    """Returns the fields of a chat that turn thinking on or off and limit its tokens. Values without effect are ignored
+    """Returns chat fields that turn thinking on or off and limit the thinking tokens. Values without effect are ignored
     and named in a header."""
     kwargs, found = {}, {}
     if effort is not None:

@@ -26,7 +26,7 @@ class MessageHead:
     """The id and the model of a response. A stream sends them in its first event.
 
     Attributes:
-        model: the name that the caller asked for.
+        model: the requested name.
     """
 
     id: str
@@ -93,7 +93,7 @@ def _usage(n_in: int, n_cached: int, n_out: int, n_thinking: int) -> Json:
         "cache_read_input_tokens": n_cached,
         "output_tokens": n_out,
         "output_tokens_details": {"thinking_tokens": n_thinking},
-        # The following fields describe a service. Clients that check types expect these fields.
+        # The following fields only describe a hosted service, but clients with type checks expect them.
         "cache_creation": None,
         "inference_geo": None,
         "server_tool_use": None,
@@ -137,7 +137,7 @@ class MessageEvents:
         self._index = -1  # index of the open block, or of the last closed block; -1: no block yet
         self._open: str | tuple[str, int] | None = None  # kind of the open block; for a call, kind and index
         self._has_called = False
-        self._has_thought = False  # True: there is thinking, and `end` counts its tokens
+        self._has_thought = False  # True: the answer has thinking, so `end` must count the thinking tokens
         self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 

@@ -17,7 +17,7 @@ from llamabatch.jobs.input.lines import id_of
 from llamabatch.jobs.rows import MAX_LINE_BYTES
 from llamabatch.utils.checks import present, show
 
-MAX_ERRORS = 100  # errors that the record of a batch lists
+MAX_ERRORS = 100  # maximum number of errors in the record of a batch
 MAX_LINES = 1_000_000
 _FIELDS = ("custom_id", "method", "url", "body")
 

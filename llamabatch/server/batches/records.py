@@ -18,7 +18,7 @@ ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancell
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 30 * 86400  # OpenAI's bounds for expires_after, in seconds
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
-_MOST_NAME = 200  # characters of a file's name
+_MOST_NAME = 200  # maximum number of characters in a file's name
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
@@ -42,7 +42,7 @@ def is_batch_id(text: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """Returns a client's name of a file without folders, and without characters that headers or terminals interpret."""
+    """Returns a client's name for a file, without folders and without special characters of headers and terminals."""
     name = name.replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(each for each in name if unicodedata.category(each)[0] not in "CZ" or each == " ")
     kept = kept.replace('"', "").strip(" .")[:_MOST_NAME]
@@ -85,18 +85,18 @@ class BatchRecord:
 
     Attributes:
         id: the id, which is also the name of the batch's folder.
-        endpoint: the path that all lines have as their url.
-        input_file_id: the id of the file of lines.
+        endpoint: the url in all lines, a path.
+        input_file_id: the id of the input file.
         completion_window: the window as the caller wrote it, such as "24h".
-        status: the status in OpenAI's words.
+        status: the status, named as in OpenAI's API.
         created_at … cancelled_at: when the batch entered each status, in seconds since 1970; None: not yet, or never.
         expires_at: the end of the window, in seconds since 1970.
         output_file_id, error_file_id: the ids of the result files; None: there is no file, or the batch has not ended.
-        total, completed, failed: numbers of lines. A running batch updates them from time to time.
+        total, completed, failed: numbers of lines. They are updated from time to time while the batch runs.
         errors: the errors of the check, or the error that ended the batch: objects with code, line, message, param.
         metadata: the metadata of the caller.
         output_expires_s: the seconds after which the result files expire; None: they do not expire.
-        model: name, size and digest of the model with which the batch began.
+        model: name, size and digest of the model at the start of the batch.
         output_id, error_id: the ids of the result files, chosen before the files are written.
         ending: the status that follows "finalizing".
     """
@@ -156,7 +156,7 @@ class BatchRecord:
         }
 
     def document(self) -> dict[str, Any]:
-        """Returns the record as a document for the disk."""
+        """Returns the record as the JSON object that is stored on the disk."""
         return asdict(self)
 
     @classmethod

@@ -1,7 +1,7 @@
 """The end of a batch: its journal becomes a file of results and a file of errors, in OpenAI's format.
 
-This step may be interrupted anywhere and repeated: the ids of the files are chosen before the step, a file gets its
-final name when it is complete, and the journal is removed last.
+This step may be interrupted anywhere and then repeated: the ids of the files are chosen before the step, each file gets
+its final name only when the file is complete, and the journal is removed last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamabatch.jobs.rows import MAX_LINE_BYTES, Bits
 from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.atomic_file import sync_folder
 
-_STATUS = "answered_with_status"  # the key that marks the response of an endpoint in a journal
+_STATUS = "answered_with_status"  # an error with this key in a journal contains an endpoint's response
 _MESSAGES = {
     "batch_expired": "this request could not be run before the completion window ended",
     "batch_cancelled": "the batch was cancelled before this request ran",
@@ -77,13 +77,13 @@ def write_results(
 
 
 def answer_of(error: ApiError) -> str:
-    """Returns the error text of a refused line for a journal. The text contains the endpoint's response to the line."""
+    """Returns the error of a refused line as a text for the journal: JSON with the endpoint's response."""
     return json.dumps({_STATUS: error.status, "body": error.to_openai()})
 
 
 def _with_response(line: bytes) -> bytes:
-    """Returns the line of a failed row in OpenAI's format. The answer and its status are in "response", because "error"
-    is for rows without an answer."""
+    """Returns the line of a failed row in OpenAI's format. The response and its status are in "response", because
+    "error" is only for rows without a response."""
     record = json.loads(line)
     status, body = _answer_in(record["error"])
     number = record["id"].rpartition("_")[2]
@@ -92,12 +92,12 @@ def _with_response(line: bytes) -> bytes:
 
 
 def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
-    """Returns the status and the body of the answer to a failed row."""
+    """Returns the HTTP status and the body of the error response to a failed row."""
     _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
     try:
-        made = json.loads(mark + rest)  # the text before `mark` is the name of the line
+        made = json.loads(mark + rest)  # the text before `mark` says only which line failed
         return int(made[_STATUS]), dict(made["body"])
-    except (ValueError, KeyError, TypeError):  # no response: the engine or the job has failed
+    except (ValueError, KeyError, TypeError):  # the error has no response: the engine or the job failed
         is_refused = error["code"] == "invalid_request"
         failure = ApiError(400, error["message"]) if is_refused else ApiError.of_output(error["message"])
         return failure.status, failure.to_openai()

@@ -43,7 +43,7 @@ _LOOK_S = 0.25  # seconds between two checks of all batches, and between two upd
 _IDLE_S = 5.0  # seconds between two checks while all batches have ended
 _PAUSE_S = 10.0  # seconds until a batch is tried again after an error of the engine or the disk
 _CLEAN_S = 60.0  # seconds between two removals of expired files and batches
-# The error code of lines that have not run, by the status with which the batch ends.
+# Keys: the last status of a batch. Values: the error code of its lines that have not run.
 _CODES: dict[Status, str] = {
     "completed": "batch_failed",
     "failed": "batch_failed",
@@ -53,7 +53,7 @@ _CODES: dict[Status, str] = {
 
 
 class Host(Protocol):
-    """The engine of a server, as batches use it."""
+    """The interface to the engine of a server."""
 
     @property
     def client(self) -> EngineClient:
@@ -92,7 +92,7 @@ class Batches:
         self._model: dict[str, Any] = {}
         self._cleaned_at = -_CLEAN_S
         self._paused_until: dict[str, float] = {}  # batch id -> time.monotonic() at the end of its pause
-        self._waits: dict[str, str] = {}  # batch id -> the reason of the pause, in words
+        self._waits: dict[str, str] = {}  # batch id -> the reason of the pause, as text
         self._was_full = False
 
     def start(self) -> None:
@@ -110,8 +110,8 @@ class Batches:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops all batches where they are, and waits for their threads. A new Batches, in any process, continues the
-        batches. May be called twice."""
+        """Interrupts all batches, and waits for their threads. Another Batches object can continue the batches, also in
+        another process. May be called twice."""
         with self.mutex:
             self._ends = True
             runs = list(self._running.values())
@@ -151,7 +151,7 @@ class Batches:
         return batch
 
     def waiting_for(self, batch: BatchRecord) -> str | None:
-        """Returns the problem of the disk or the engine that keeps a batch waiting, in words; None: no such problem."""
+        """Returns the reason why a batch waits for the disk or the engine, as text; None: it does not wait for them."""
         with self.mutex:
             if batch.has_ended or batch.id in self._running:
                 return None
@@ -161,8 +161,8 @@ class Batches:
 
     @property
     def has_work(self) -> bool:
-        """True while a batch runs or may begin. A batch that waits for another model, or for room in
-        the folder, does not count."""
+        """True while a batch runs or may begin. A batch that waits for another model, or for room in the folder, does
+        not count."""
         with self.mutex:
             if self._running or self._was_full:
                 return bool(self._running)
@@ -214,7 +214,7 @@ class Batches:
         """Removes a run whose thread is about to end.
 
         Args:
-            waits: the reason for a pause before the batch continues, in words; "": there is no pause.
+            waits: the reason for a pause before the batch continues, as text; "": there is no pause.
         """
         with self.mutex:
             self._running.pop(run.batch_id, None)
@@ -246,7 +246,7 @@ class _Run:
         self._next = 0.0
 
     def end(self, reason: str) -> None:
-        """Ends the job. The job continues later unless `reason` is "cancelled" or "expired". Safe from any thread."""
+        """Ends the job. The job continues later unless `reason` is "cancelled" or "expired". Thread-safe."""
         if not self._reason:
             self._reason = reason
         self._stop.request()
@@ -279,7 +279,7 @@ class _Run:
             self._batches.ended(self, waits)
 
     def _fail_after(self, error: BaseException) -> None:
-        """Ends the batch as failed, if possible with its finished lines."""
+        """Ends the batch as failed. Keeps the results of its finished lines if possible."""
         message = f"an internal error, {type(error).__name__}; the log of the server has it"
         errors = (_error("server_error", message),)
         try:
@@ -298,7 +298,7 @@ class _Run:
         if self._batch.status == "validating" and not self._is_over():
             self._validate()
         batch = self._batch
-        if batch.status == "validating":  # the check was stopped, because the server or the window ends
+        if batch.status == "validating":  # the server or the window ended during the check
             if self._is_over():
                 self._finish("expired")
         elif batch.status == "in_progress":
@@ -330,7 +330,7 @@ class _Run:
                 self._enter("in_progress", total=found.total)
 
     def _work(self) -> Status | None:
-        """Runs the job. Returns the status that follows; None: the job continues later."""
+        """Runs the job. Returns the next status; None: the job continues later."""
         host, batch = self._batches.host, self._batch
         source, journal = self._store.content(batch.input_file_id), self._store.journal(self.batch_id)
         if self._is_over():
@@ -346,7 +346,7 @@ class _Run:
             raise
         except (LlamaBatchError, ApiError) as error:
             if (full := _full_disk(error)) is not None:
-                raise full from error  # the batch only pauses, until there is room
+                raise full from error  # the batch only pauses until the disk has room
             logger.error("%s has failed: %s", self.batch_id, error)
             self._put(replace(self._batch, errors=(_error("server_error", without_paths(str(error))),)))
             return "failed"
@@ -422,7 +422,7 @@ class _Run:
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
-    """Returns the OSError of a full disk among an error and its causes; None: the disk was not full."""
+    """Returns the first OSError of a full disk in the chain of an error and its causes; None: there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return error

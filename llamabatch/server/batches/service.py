@@ -33,10 +33,10 @@ _OF_THE_SERVER = ("model", "max_queue", "isolate")
 
 
 class BatchService:
-    """The files and batches of a server. Call its methods on any thread but the event loop's: they wait for the disk.
+    """The files and batches of a server. The methods wait for the disk, so call none of them on the event loop.
 
-    A folder that `data_dir` names is opened before the model is loaded. The default folder is made with the first file,
-    so that a server without files writes nothing.
+    If `data_dir` is set, its folder is opened before the model is loaded. The default folder is made with the first
+    file, so that a server without files writes nothing.
 
     Args:
         serving: the model.
@@ -51,7 +51,7 @@ class BatchService:
         self._mutex = threading.RLock()
 
     def open(self) -> None:
-        """Opens the folder of `data_dir`, before the model loads. Raises ConfigError as Store does."""
+        """Opens the folder `data_dir` if it is set, before the model is loaded. Raises ConfigError as Store does."""
         options = self._serving.options
         if options.batches and options.data_dir is not None:
             with self._mutex:
@@ -80,7 +80,7 @@ class BatchService:
         return True
 
     def look(self) -> Batches | None:
-        """Returns the batches without making a folder; None: no file was ever uploaded. Raises ApiError."""
+        """Returns the batches; None: no file was ever uploaded. Does not make the folder. Raises ApiError."""
         if self._serving.options.batches:
             self._serving.check_ready()
             with self._mutex:
@@ -106,7 +106,7 @@ class BatchService:
         return batches is not None and batches.has_work
 
     def stop(self) -> None:
-        """Stops all batches where they are, and releases the folder. May be called twice; `start` may follow."""
+        """Interrupts all batches, and releases the folder. May be called twice. `start` may be called again."""
         with self._mutex:
             batches, self._batches = self._batches, None
             store, self._store = self._store, None
@@ -132,7 +132,7 @@ class BatchService:
 
 
 def usual_folder() -> Path:
-    """Returns the folder that is used without `data_dir`. It contains a folder for each model."""
+    """Returns the default folder, for a server without `data_dir`. The folder contains one folder for each model."""
     return Path(platformdirs.user_data_dir("llamabatch", appauthor=False)) / "server"
 
 

@@ -1,15 +1,15 @@
-"""The folder of files and batches. It is locked and limited, and each record is complete at any time.
+"""Stores files and batches in a folder. A lock protects the folder, its size is limited, and each record is complete at
+any time.
 
 | name | content |
 |---|---|
 | `lock` | the lock of the server that uses the folder |
 | `files/ID.json` | the record of a file, written after its content |
 | `files/ID.jsonl` | the content |
-| `files/ID.new` | a content that is being written |
-| `batches/ID.json` | the record of a batch |
-| `batches/ID/` | the journal of a batch, until the batch has ended |
+| `files/ID.new` | content that is being written | | `batches/ID.json` | the record of a batch | | `batches/ID/` | the
+journal of a batch, until the batch has ended |
 
-A content without a record comes from a killed process, and is removed.
+Content without a record comes from a killed process and is removed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from llamabatch.utils.format import file_size
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # least seconds between two measurements of the folder
-_LOOK_SHARE = 50  # least time between two measurements, as a multiple of the duration of a measurement
+_LOOK_S = 1.0  # minimum number of seconds between two measurements of the folder
+_LOOK_SHARE = 50  # minimum time between two measurements, as a multiple of the duration of one measurement
 _JOURNAL = "results.jsonl"
 _MOST_FILES = 10_000
 _MOST_BATCHES = 10_000
@@ -56,16 +56,16 @@ R = TypeVar("R", bound=_Record)
 
 
 class Store:
-    """The folder of files and batches. It is locked from the constructor to close(). Safe from any thread.
+    """Stores files and batches in a folder. The folder is locked from the constructor to close(). Thread-safe.
 
     Args:
         folder: the folder. It is made if needed, for its owner alone.
-        max_bytes: the most bytes in the folder.
+        max_bytes: the maximum number of bytes in the folder.
         clock: returns seconds since 1970.
 
     Attributes:
         folder, max_bytes, clock: as given.
-        mutex: held while records that depend on each other change.
+        mutex: held while several dependent records change.
 
     Raises:
         ConfigError: another server uses the folder, or the folder cannot be written.
@@ -76,7 +76,7 @@ class Store:
         self.max_bytes = max_bytes
         self.clock = clock
         self.mutex = threading.RLock()
-        self._reserved = 0  # bytes of running uploads that are not on the disk yet
+        self._reserved = 0  # bytes that running uploads have reserved and not written yet
         self._measured = 0
         self._measured_at = -math.inf
         self._look_s = _LOOK_S
@@ -102,7 +102,7 @@ class Store:
         """Releases the folder. May be called twice."""
         self._lock.release()
 
-    # Files.
+    # Methods for files.
 
     def file(self, file_id: str) -> FileRecord:
         """Returns the record of a file. Raises ApiError (404)."""
@@ -120,11 +120,11 @@ class Store:
         return self.folder / "files" / f"{file_id}.jsonl"
 
     def unfinished(self, file_id: str) -> Path:
-        """Returns the path of a content that is being written."""
+        """Returns the path of content that is being written."""
         return self.folder / "files" / f"{file_id}.new"
 
     def add_file(self, record: FileRecord) -> None:
-        """Adds a file whose content is at the path of `unfinished` or of `content`. Raises OSError."""
+        """Adds the record of a file. Moves the content from the path of `unfinished` if needed. Raises OSError."""
         with self.mutex:
             new, content = self.unfinished(record.id), self.content(record.id)
             if new.exists() or not content.exists():  # otherwise a killed process has moved the content already
@@ -133,7 +133,7 @@ class Store:
             self._measured_at = -math.inf
 
     def discard(self, file_id: str) -> None:
-        """Removes a content that will not be finished."""
+        """Removes content that will not be finished."""
         self.unfinished(file_id).unlink(missing_ok=True)
         with self.mutex:
             self._measured_at = -math.inf
@@ -148,7 +148,7 @@ class Store:
             self._remove_file(file_id)
 
     def _remove_file(self, file_id: str) -> None:
-        self._files.remove(file_id)  # the record first, because a restart removes a content without a record
+        self._files.remove(file_id)  # the record first, because a restart removes content without a record
         self.content(file_id).unlink(missing_ok=True)
         self._measured_at = -math.inf
 
@@ -157,7 +157,7 @@ class Store:
         if len(self._files) >= _MOST_FILES:
             raise ApiError(507, f"there are {_MOST_FILES:,} files; delete some", code="too_many_files")
 
-    # Batches.
+    # Methods for batches.
 
     def batch(self, batch_id: str) -> BatchRecord:
         """Returns the record of a batch. Raises ApiError (404)."""
@@ -182,7 +182,7 @@ class Store:
             self._batches.put(record, record.document())
 
     def keep_counts(self, record: BatchRecord) -> None:
-        """Stores the counts of a running batch only in memory, because the journal on the disk has them."""
+        """Stores the counts of a running batch only in memory, because the journal on the disk has the counts too."""
         self._batches.keep(record)
 
     def journal(self, batch_id: str) -> Path:
@@ -210,11 +210,11 @@ class Store:
     def _is_over(self, file: FileRecord) -> bool:
         return file.expires_at is not None and self.clock() >= file.expires_at
 
-    # The disk.
+    # Methods for the disk.
 
     @property
     def used(self) -> int:
-        """The bytes in the folder plus the reserved bytes of running uploads. Measures at most once a second."""
+        """The bytes in the folder (measured at most once a second) plus the reserved bytes of running uploads."""
         with self.mutex:
             now = time.monotonic()
             if now - self._measured_at >= self._look_s:
@@ -239,13 +239,13 @@ class Store:
             self._reserved += n_bytes
 
     def written(self, n_bytes: int) -> None:
-        """Counts reserved bytes as bytes of the folder. Call it even if the write failed."""
+        """Counts reserved bytes as bytes in the folder from now on. Call this method even if the write failed."""
         with self.mutex:
             self._reserved -= n_bytes
             self._measured += n_bytes
 
     def _remove_leavings(self) -> None:
-        """Removes the uploads, contents and journals that a killed process has left."""
+        """Removes the uploads, contents and journals of a killed process."""
         awaited = {name for batch in self.unended() for name in (batch.output_id, batch.error_id)}
         for path in (self.folder / "files").iterdir():
             file_id = path.name.split(".")[0]

@@ -15,11 +15,11 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import show
 from llamabatch.utils.format import file_size
 
-OVERHEAD_BYTES = 64 * 2**10  # bytes that a body may have beside its file
+OVERHEAD_BYTES = 64 * 2**10  # maximum number of bytes in a body in addition to its file
 _BLOCK = 2**20
 _MOST_PARTS = 16
-_MOST_FIELD = 4096  # bytes of a field that is not a file
-_MOST_HEADERS = 8192  # bytes of the headers of a part
+_MOST_FIELD = 4096  # maximum number of bytes in a field that is not a file
+_MOST_HEADERS = 8192  # maximum number of bytes in the headers of a part
 _EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
 _FIELDS = ("purpose", *_EXPIRY)
 
@@ -64,7 +64,7 @@ async def receive_file(
 
 
 async def _whole(work: asyncio.Future[None]) -> None:
-    """Waits until a thread's work is done, even if the task is cancelled, so that the caller can close the file."""
+    """Waits until a thread has finished its work, even if the task is cancelled. The caller can then close the file."""
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -10,7 +10,7 @@ from llamabatch.utils.checks import show
 from llamabatch.utils.format import duration
 
 LEAST_S, MOST_S = 1, 30 * 86400
-SAFETY = 2.0  # the remaining rows may take this many times as long as the measured rate predicts
+SAFETY = 2.0  # safety factor: the remaining rows may take up to twice the predicted time
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORM = re.compile(r"(\d{1,9})([smhd])")
 _SPAN_S = 600.0  # seconds over which the rate is measured
@@ -31,11 +31,11 @@ def seconds_of(window: object) -> int:
 
 
 class Window:
-    """Decides when a batch leaves the background, by the rate at which the batch's rows finish.
+    """Decides when a batch must leave the background, from the number of finished rows per second.
 
-    The rate is measured over the last ten minutes. In the background, a batch gets only the rows that other
-    requests leave free. Outside the background, its rate is at least as high. A batch without a rate leaves
-    the background in the middle of its window.
+    The rate is measured over the last ten minutes. In the background, a batch gets only rows that other requests leave
+    free. Outside the background, the batch is never slower than that. A batch whose rate is not known leaves the
+    background in the middle of its window.
 
     Args:
         begins, ends: the limits of the window in seconds, by the same clock as the times for `observe` and `is_near`.
@@ -46,7 +46,7 @@ class Window:
         self._points: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, n_done: int) -> None:
-        """Notes the number of finished rows."""
+        """Stores the number of finished rows and the time."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < _SPAN_S / _MOST_POINTS:
             points[-1] = now, n_done  # replaces the newest point, which is too close to the second newest
@@ -57,14 +57,14 @@ class Window:
 
     @property
     def rate(self) -> float | None:
-        """Rows a second; None: not known yet, or no row has finished."""
+        """Finished rows per second; None: the rate is not known yet, or no row has finished."""
         if len(self._points) < 2:
             return None
         (start, before), (now, done) = self._points[0], self._points[-1]
         return (done - before) / (now - start) if now - start >= _LEAST_SPAN_S and done > before else None
 
     def is_near(self, now: float, n_left: int) -> bool:
-        """Returns True if the remaining rows would end too close to the end of the window, or after it."""
+        """Returns True if the remaining rows would not finish well before the end of the window."""
         left_s, rate = self._ends - now, self.rate
         if rate is None:
             return left_s < (self._ends - self._begins) / 2

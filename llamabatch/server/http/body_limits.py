@@ -9,19 +9,19 @@ from llamabatch.server.http.errors import ApiError, retry_after
 from llamabatch.server.http.security import App, Message, Receive, Scope, Send, own_path
 from llamabatch.utils.format import file_size
 
-_CLOSE = {"Connection": "close"}  # headers of a refusal: the rest of the body must not be parsed as a request
+_CLOSE = {"Connection": "close"}  # headers of a refusal: the unread rest of the body must not be parsed as a request
 
 
 class BodyLimits:
     """Limits the bytes of each body, with or without a content-length, and of all bodies in memory together.
 
-    The application's `receive` raises ApiError 413 or 503. A body counts in the total until its response starts,
-    because the body has become tokens by then.
+    Above a limit, the `receive` of the application raises ApiError 413 or 503. A body counts in the total until its
+    response starts, because the body has become tokens by then.
 
     Args:
         max_bytes: limit for one body.
         max_total_bytes: limit for all bodies together.
-        by_path: limits that replace max_bytes, by path (without the root path). Bodies of these paths do not count in
+        by_path: limits in place of max_bytes, by path (without the root path). Bodies of these paths do not count in
             max_total_bytes, because they are written to disk as they arrive.
     """
 

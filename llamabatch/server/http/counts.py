@@ -13,14 +13,14 @@ from llamabatch.server.http.errors import CLIENT_CLOSED
 from llamabatch.server.http.security import own_path
 from llamabatch.utils.histogram import Histogram, Tally
 
-NO_ROUTE = "none"  # the label `handler` for paths without a route, and for requests whose head could not be read
+NO_ROUTE = "none"  # value of the label `handler` for paths without a route, and for requests with an unreadable head
 OTHER_METHOD = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CONVERTOR = re.compile(r":\w+}")
 
 
 class HttpCounts:
-    """Counts and durations of requests since the start of the server. Its methods may be called on any thread.
+    """Counts and durations of requests since the start of the server. Thread-safe.
 
     Args:
         routes: routes of the application. Their path templates are the values of the label `handler`.
@@ -46,7 +46,7 @@ class HttpCounts:
         """Counts a request that has ended.
 
         Args:
-            status: status of the response; 0: the client left before the response.
+            status: status of the response; 0: the client left before the response began.
         """
         handler, method = self._handler(scope), str(scope["method"])
         method = method if method in _METHODS else OTHER_METHOD
@@ -58,7 +58,7 @@ class HttpCounts:
             durations.add(seconds)
 
     def add_unread(self, status: int) -> None:
-        """Counts the refusal of a request whose head was not read to its end."""
+        """Counts the refusal of a request whose head was not read completely."""
         with self._lock:
             self._count(NO_ROUTE, OTHER_METHOD, status)
 
@@ -68,7 +68,7 @@ class HttpCounts:
             return dict(self._responses)
 
     def durations(self) -> dict[tuple[str, str], Histogram]:
-        """Returns the seconds from head to last byte, by handler and method."""
+        """Returns the seconds from a request's head to the last byte of its response, by handler and method."""
         with self._lock:
             return {labels: tally.histogram() for labels, tally in self._durations.items()}
 

@@ -75,7 +75,7 @@ _WORDS_OF_JSON = {"True": "true", "False": "false", "None": "null"}
 CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
-)  # for an input that is too large: OpenAI's code, llama-server's type
+)  # OpenAI's code and llama-server's type of the error for an oversized input
 # An error of the engine's client with one of these texts means that the engine has ended.
 _GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")
 
@@ -85,11 +85,12 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: text for people, with the value, the range and the fix. Clients get it without paths.
-        type, code: values for programs. "" for type and None for code mean OpenAI's values for the status.
+        message: text for people, with the wrong value, the allowed range and the fix. Clients get the message without
+            paths.
+        type, code: values for programs. If type is "" or code is None, OpenAI's value for the status is used.
         param: the field of the body that caused the error.
         headers: additional headers of the response.
-        facts: numbers that the JSON has beside the message, such as n_prompt_tokens and n_ctx.
+        facts: additional numbers in the JSON, such as n_prompt_tokens and n_ctx.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ApiError(Exception):
             return cls(400, message, type=_CONTEXT_TYPE, code=CONTEXT_CODE, param=param, facts=facts)
         if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # the model cannot be loaded
             return cls(503, str(error))
-        if isinstance(error, ConfigError):  # the model cannot do this endpoint's task
+        if isinstance(error, ConfigError):  # the model cannot do the task of the endpoint
             return cls(400, str(error), code="model_not_supported", param=param or "model")
         if isinstance(error, InputError):
             return cls(400, _QUOTED_OR_WORD.sub(_in_json, str(error)), param=param)
@@ -136,7 +137,7 @@ class ApiError(Exception):
             return cls(503, str(error), headers=retry_after(None))
         if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             return cls(CLIENT_CLOSED, "the request was cancelled")
-        if type(error).__name__ == "ClientDisconnect":  # Starlette's class; jobs run without Starlette
+        if type(error).__name__ == "ClientDisconnect":  # compared by name, because jobs run without Starlette
             return cls(CLIENT_CLOSED, "the caller left before its body was whole")
         if isinstance(error, OSError) and error.errno in FULL:
             return cls(507, f"the disk of the server is full: {error.strerror}", code="disk_full")
@@ -152,7 +153,7 @@ class ApiError(Exception):
         crashes the engine, 400 for a structured output whose grammar costs too much, 503 for an engine that has ended,
         and 500 for any other error."""
         before, deadline, late = error.partition(DEADLINE_EXCEEDED)
-        if deadline:  # `before` names one of several prompts, or is empty
+        if deadline:  # `before` is empty, or names the prompt that is late
             return cls(504, before + late)
         if KILLS_ALONE in error:
             return cls(500, error, code="engine_crash")
@@ -168,7 +169,7 @@ class ApiError(Exception):
         return without_paths(self.message)
 
     def to_openai(self) -> dict[str, Any]:
-        """Returns the body in OpenAI's shape, with `facts` beside the message."""
+        """Returns the body in OpenAI's shape, with the message and `facts`."""
         return {
             "error": {
                 "message": self.public_message,
@@ -180,7 +181,7 @@ class ApiError(Exception):
         }
 
     def response(self, scope: Mapping[str, Any] | None = None) -> Response:
-        """Returns the response in the shape of the scope's dialect, or in OpenAI's shape without a scope."""
+        """Returns the response in the shape of the scope's dialect; without a scope, in OpenAI's shape."""
         from starlette.responses import Response
 
         body = json.dumps(error_body(self, scope or {}))
@@ -198,7 +199,7 @@ def error_body(error: ApiError, scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
-    """Returns a decorator that gives the errors of an endpoint the shape of a dialect."""
+    """Returns a decorator for an endpoint. The errors of the endpoint get the shape of a dialect."""
 
     def decorate(endpoint: Endpoint) -> Endpoint:
         @functools.wraps(endpoint)

@@ -17,8 +17,8 @@ LOOK_S = 1.0
 async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, look_s: float = LOOK_S) -> None:
     """Calls `reload` on a thread whenever one of the files has changed. Runs until its task is cancelled.
 
-    After a change, two checks in a row must find the same state before the call, because a check may come in the
-    middle of writing. If `reload` fails, the error is logged and the old values stay.
+    After a change, `reload` is called only when two checks in a row have found the same state, because another program
+    may still be writing the files. If `reload` fails, the error is logged and the old values stay.
 
     Args:
         what: the name of the files in the log, such as "keys".

@@ -1,6 +1,7 @@
-"""Ids of responses and of requests in the log. The ids need not be secret, because they only tell responses apart.
+"""Ids of responses and of requests in the log. The ids need not be secret, because they only distinguish responses.
 
-They are not from `os.urandom`, which releases the interpreter lock: other threads would then delay short responses.
+The ids do not come from `os.urandom`, which releases the interpreter lock. Other threads could then take the lock and
+delay short responses.
 """
 
 from __future__ import annotations

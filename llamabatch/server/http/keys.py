@@ -1,4 +1,4 @@
-"""The API keys of a server: their names, their limits, and the requests and tokens that each key has used."""
+"""The API keys of a server: their names, their limits, and their numbers of requests and tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamabatch.server.options import ApiKey
 
 WINDOW_S = 60.0
 _GRAIN_S = 1.0
-_NO_NAME = re.compile("key[0-9]+")  # names that options.py gives to keys without a name
+_NO_NAME = re.compile("key[0-9]+")  # options.py makes such names for keys without a name
 SCOPE_KEY = "llamabatch.key"  # key in an ASGI scope; the value is a list with the name of the request's API key
 
 
@@ -28,7 +28,7 @@ class KeyCounts(NamedTuple):
 
     Attributes:
         requests: admitted POST requests.
-        refused: POST requests above a limit.
+        refused: POST requests that exceeded a limit.
         tokens: tokens of prompts and outputs.
     """
 
@@ -38,14 +38,15 @@ class KeyCounts(NamedTuple):
 
 
 class KeyUse:
-    """The requests and tokens that one key has used. Its methods may be called on any thread."""
+    """Counts the requests and tokens of one key. Thread-safe."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
         self.key = key
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # (time, count) entries of the last WINDOW_S seconds, for rpm and for tpm. Empty if the limit was never set.
+        # Pairs of time and count from the last WINDOW_S seconds, for the limits rpm and tpm. Empty if the limit was
+        # never set.
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -71,19 +72,19 @@ class KeyUse:
             self.counts = self.counts._replace(requests=self.counts.requests + 1)
 
     def spend(self, n_tokens: int) -> None:
-        """Counts tokens of an admitted request. Raises nothing; above the limit, `enter` refuses later requests."""
+        """Counts tokens of an admitted request. Raises nothing: above the limit, `enter` refuses the next requests."""
         with self._lock:
             if self.key.tpm is not None:
                 _add(self._tokens, self._clock(), n_tokens)
             self.counts = self.counts._replace(tokens=self.counts.tokens + n_tokens)
 
 
-# The KeyUse of the request that this task serves; None: the request has no key.
+# The KeyUse of this task's request; None: the request has no key.
 key_use: ContextVar[KeyUse | None] = ContextVar("llamabatch.key_use", default=None)
 
 
 def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
-    """Adds a count. Counts within _GRAIN_S share one entry, because an entry for each token would be slow to sum."""
+    """Adds a count. All counts within _GRAIN_S become one entry, because many entries would be slow to sum."""
     if used and now - used[-1][0] < _GRAIN_S:
         used[-1] = (used[-1][0], used[-1][1] + count)
     else:
@@ -93,7 +94,8 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns the seconds until the count of the last WINDOW_S is below `limit` (0: no wait), and `what`."""
+    """Returns two values: the seconds until the sum over the last WINDOW_S is below `limit` (0: no wait), and
+    `what`."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -125,8 +127,8 @@ class KeyRing:
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Replaces the keys. A key that was valid before keeps its usage. A key without a name also keeps its
-        number (as in key3)."""
+        """Replaces the keys. A key that was valid before keeps its usage. A key without a name also keeps its number,
+        such as 3 in key3."""
         found: dict[bytes, KeyUse] = {}
         given = {self._digest(key.key.encode()): key for key in keys}
         taken = {use.key.name for digest, use in self._uses.items() if digest in given}

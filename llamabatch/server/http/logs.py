@@ -1,6 +1,6 @@
 """The log of `llamabatch serve`: one handler and one format.
 
-Nothing of a prompt or an answer is ever written, at any level. Of a request, the log has the path, X-Request-Id, and
+No level of the log contains any part of a prompt or an answer. The log has the path of a request, its X-Request-Id, and
 names such as the names of ignored fields.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.server.http.errors import SCOPE_SHAPE, ErrorShape
 from llamabatch.server.http.security import own_path
 
-_DROPS_S = 3.0  # seconds for which the rest of a refused body is read and dropped
+_DROPS_S = 3.0  # the rest of a refused body is read and dropped for this many seconds
 
 
 class ErrorShapes:
@@ -73,14 +73,14 @@ class RefusesReadably:
                 await watched_receive()
 
         await self._app(scope, watched_receive, watched_send)
-        if drops:  # self._app has returned, so the measured time of the request excludes this wait
+        if drops:  # the wait comes after self._app has returned, so it is not in the measured time of the request
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(drop(), _DROPS_S)
             await send({"type": "http.response.body", "body": b""})
 
 
 class RootPath:
-    """A middleware that accepts all paths with and without a prefix: a proxy may strip the prefix or leave it."""
+    """A middleware that accepts all paths with and without a prefix, because a proxy may remove or keep the prefix."""
 
     def __init__(self, app: Any, prefix: str) -> None:
         self._app = app
@@ -99,7 +99,7 @@ class EndsWithItsClient:
     """A middleware that cancels the handler of a POST request, streamed or not, when the client disconnects.
 
     Without this middleware, a handler that waits for the engine would notice the disconnect only when it sends. The
-    watch for the disconnect starts after the whole body has been read: body and disconnect share one channel.
+    middleware watches for the disconnect after the whole body has been read, because `receive` returns both.
     """
 
     def __init__(self, app: Any) -> None:
@@ -140,7 +140,7 @@ class _Client:
 
     async def receive(self) -> Any:
         """Receives a message for the handler."""
-        if self._watch is not None:  # the body is complete: the next message is the disconnect
+        if self._watch is not None:  # the body is complete, so the next message is the disconnect
             await asyncio.shield(self._watch)
             return {"type": "http.disconnect"}
         message = await self._receive()

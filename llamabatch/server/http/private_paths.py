@@ -1,7 +1,7 @@
 """Removes the folders of this machine from messages for callers. A path becomes "…/" and its last name.
 
-Any library may put a path into its error, so messages are searched where they leave the server, not where they are
-made. Messages in the log have whole paths.
+Any library may put a path into an error. Therefore messages are searched when they leave the server, not when they are
+made. Messages in the log keep the whole paths.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ROOTS = {
 _NAME = r"[^\s/\\'\"`,;:()<>|]+"
 _DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
 _BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not inside a relative path, JSON pointer or URL, except after file://
-# Matches a list of a folder's other models in a message of gguf/resolve.py.
+# Matches the part of a message of gguf/resolve.py that lists the other models in a folder.
 _NEIGHBOURS = re.compile(
     r"""; did you mean (['"])[^\n]*\.gguf\1\?|(?<=is a directory) with (?=['"])[^\n]*(?=; give the path)"""
 )
-_LONGEST = 4096  # characters; a longer text is not a path
+_LONGEST = 4096  # maximum number of characters in a path; a longer text is not a path
 
 _remembered: set[str] = set()
 

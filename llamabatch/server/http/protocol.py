@@ -23,18 +23,18 @@ from llamabatch.utils.system import limits, set_limits
 
 logger = logging.getLogger(__name__)
 
-_LEAST_RATE = 16 * 2**10  # bytes a second; a body that arrives at this rate may take longer than body_timeout_s
+_LEAST_RATE = 16 * 2**10  # bytes a second; a body that arrives at least this fast may take longer than body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
-_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds between checks of a half-closed client: the first two, later ones
-_PER_HEADER = 4  # bytes of a header beside its name and value: ": " and the end of the line
+_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds between two checks of a half-closed client: at first, and later
+_PER_HEADER = 4  # bytes of a header without its name and value: ": " and the end of the line
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol over httptools, with limits. `bounded` makes a class with the values of ServerOptions.
 
-    Each connection has one timer. It allows keep_alive_s while the connection is idle (before and between requests),
-    header_timeout_s from the first byte of a head to its end, then body_timeout_s plus 1 s for each 16 KiB of the body.
-    While the request runs there is no limit, except write_timeout_s for a client that does not read.
+    Each connection has one timer, with three limits in turn. An idle connection (before or between requests) may last
+    keep_alive_s. The head may take header_timeout_s from its first byte. Then the body may take body_timeout_s plus 1 s
+    for each 16 KiB. A running request has no limit, except write_timeout_s for a client that does not read.
     """
 
     options: ServerOptions
@@ -69,13 +69,13 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._enter(_BUSY)
             self._stop_write_timer()
-        finally:  # super() tells the request that its client has left
+        finally:  # super() must always run, because it tells the request that its client has left
             super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns True if the connection stays open although the client sends no more. The client has either left or
-        still waits for its response (a half-closed connection). _look_for_reader finds out by sending bytes: a client
-        that has left resets the connection."""
+        still waits for its response (a half-closed connection). To tell the two apart, _look_for_reader sends bytes: a
+        client that has left resets the connection."""
         cycle = self.cycle
         if self._phase != _BUSY or cycle is None or cycle.response_complete or self.scope["http_version"] == "1.0":
             return False
@@ -108,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._measured = 0
-        if self._phase == _BUSY:  # a second request, sent before the response to the first
+        if self._phase == _BUSY:  # the client has sent a second request before the response to the first
             self._enter(_HEAD)
 
     def on_url(self, url: bytes) -> None:
@@ -235,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
             fields["Connection"] = "close"
             head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             self.transport.write(head.encode("latin-1") + b"\r\n" + body)
-            if cycle is None or cycle.response_complete:  # RequestLog counts the request of an open cycle
+            if cycle is None or cycle.response_complete:  # if a cycle is open, RequestLog counts its request
                 self.counts.add_unread(error.status)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # the application must not write after this error
@@ -245,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class CycleWithoutChunks(RequestResponseCycle):
-    """Sends a body of unknown length without chunks, for HTTP/1.0. Closing the connection ends the body."""
+    """Sends a body of unknown length without chunks, for HTTP/1.0. The end of the connection ends the body."""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -258,7 +258,7 @@ class CycleWithoutChunks(RequestResponseCycle):
 
 
 class MalformedLog:
-    """Logs one line for all malformed requests of a second. Belongs to one event loop."""
+    """Logs one line for all malformed requests within a second. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -281,7 +281,7 @@ def bounded(options: ServerOptions, counts: HttpCounts) -> type[BoundedProtocol]
 
 
 def allow_open_files(n_connections: int) -> None:
-    """Raises the soft limit of open files for `n_connections` connections, as far as the hard limit allows."""
+    """Increases the soft limit of open files for `n_connections` connections, as far as the hard limit allows."""
     soft, hard = limits("RLIMIT_NOFILE")
     wanted = n_connections + 256
     if soft is None or soft >= wanted:

@@ -2,7 +2,7 @@
 
 The line of a failure has id, method, path, status, code and reason. The line of any request has client, name of the
 key, method, path, status and seconds. No line has parts of a body, a query or a header, except X-Request-Id.
-Lines leave out error messages of statuses below 500, because these messages may quote such parts.
+Error messages of statuses below 500 are not logged, because they may quote a body, a query or a header.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _access_logger = logging.getLogger("llamabatch.server.access")
 
 _HEADER = b"x-request-id"
 _HEADERS = (_HEADER, b"request-id")  # response headers with the id; Anthropic's client reads the second one
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # request ids that callers may choose
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # valid request ids from callers
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
-_LONGEST_PATH = 200  # characters of a path in the log
+_LONGEST_PATH = 200  # maximum number of characters of a path in the log
 _NOT_READY = ("model_loading", "model_restarting", "model_draining", "model_not_loaded")
 _WAITS = (429, 503, 504)  # statuses caused by load, not by a fault
 
 
 class RequestLog:
-    """A middleware around everything that may fail.
+    """The outermost middleware. It logs and counts requests.
 
-    An exception that reaches this middleware becomes an error response, so that no other log shows its text. The id of
-    a request comes from its header X-Request-Id, or is random. The response has the id in X-Request-Id and Request-Id.
+    An exception becomes an error response here, so that no other log shows the text of the exception. The id of a
+    request comes from its header X-Request-Id, or is random. The response has the id in X-Request-Id and Request-Id.
 
     Args:
         counts: counts each request when the request ends.
@@ -107,8 +107,8 @@ def _shown_path(scope: Scope) -> str:
 
 
 def _is_poll(scope: Scope, error: ApiError | None) -> bool:
-    """True for a GET or HEAD that found the server not ready. Load balancers send many such requests, and other lines
-    of the log have the server's state."""
+    """True for a GET or HEAD that found the server not ready. Load balancers send many such requests, and the log has
+    the server's state in other lines."""
     return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
 
 

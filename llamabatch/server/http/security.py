@@ -26,16 +26,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = ("/", "/health", "/v1/health", "/livez", "/readyz", "/ping", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDER = "/page/"
 METRICS = "/metrics"
-_EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # response headers that pages may read
-_PREFLIGHT_S = b"600"  # seconds for which a browser may reuse the answer to a preflight
+_EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # pages may read these response headers
+_PREFLIGHT_S = b"600"  # a browser may reuse the answer to a preflight for this many seconds
 _POLICY_VIOLATION = 1008  # close code of a WebSocket (RFC 6455, 7.4.1)
 
 
 def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> App:
-    """Returns the application behind the checks that the options ask for.
+    """Adds checks to an application, as the options require.
 
     Args:
-        keys: the key ring to check with, if the caller reads or replaces keys later; None: a ring of options.keys.
+        keys: the key ring for the check. The caller may read or replace its keys later. None: a ring of options.keys.
     """
     if options.api_keys:
         keys = KeyRing(options.keys) if keys is None else keys
@@ -44,7 +44,7 @@ def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> Ap
 
 
 class HostCheck:
-    """Refuses requests (403) with a Host header that names another host.
+    """Refuses requests (403) whose Host header has the name of another host.
 
     A connection to a loopback address must name this machine, an IP address, or one of `allowed`. Other connections are
     checked only if `allowed` has names. A request without Host does not come from a browser and passes.
@@ -217,7 +217,7 @@ class KeyCheck:
 
 
 def own_path(scope: Mapping[str, Any], prefix: str = "") -> str:
-    """Returns the path without the root path, as routes see it.
+    """Returns the path without the root path, for comparison with routes.
 
     Args:
         prefix: another prefix to remove.

@@ -1,1 +1,1 @@
-"""llama-server's endpoints: /completion, /infill, /embedding, /apply-template, /slots, /props and /lora-adapters."""
+"""llama-server's API: /completion, /infill, /embedding, /apply-template, /slots, /props and /lora-adapters."""

@@ -1,4 +1,4 @@
-"""/lora-adapters: the adapters, and their scales for requests that name no adapters."""
+"""/lora-adapters: the adapters, and the scales that apply to requests without adapters."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ async def list_adapters(request: HttpRequest) -> Any:
 
 
 async def set_scales(request: HttpRequest) -> Any:
-    """Sets the scales of the adapters for later requests that name no adapters."""
+    """Sets the scales of the adapters for later requests without adapters."""
     serving = serving_of(request)
     serving.check_ready()
-    data = b'{"adapters":' + await request.body() + b"}"  # an object, because read_json refuses a list
+    data = b'{"adapters":' + await request.body() + b"}"  # in an object, because read_json refuses a list
     body = read_json(data, request.headers)
     if len(body) > 1:
         raise ApiError(400, "the body is no JSON: there is text after the list")

@@ -75,7 +75,7 @@ async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
         documents,
         chunks,
         outputs=partial(_outputs, serving, limit) if body.limit_ms else None,
-        is_large=True,  # each response has the text of its prompt
+        is_large=True,  # each response contains the text of its prompt, which may be long
         stream=ProgressStream if body.return_progress else EventStream,
     )
 
@@ -90,13 +90,13 @@ async def _outputs(serving: Serving, limit: TimeLimit, call: RequestStream) -> l
 
 
 def _end(serving: Serving, call: RequestStream, places: list[int]) -> None:
-    """Aborts the requests of the prompts with these indices. Outputs made so far still arrive from `call`."""
+    """Aborts the requests of the prompts with these indices. `call` still returns the outputs made so far."""
     assert call.submission is not None
     serving.abort([call.submission.requests[place].request_id for place in places])
 
 
 class ProgressStream(EventStream):
-    """An EventStream that reports the number of computed tokens of each prompt until its first output."""
+    """An EventStream that reports the number of computed tokens of each prompt until the prompt has output."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_with_media
 from llamabatch.utils.checks import show
 
-MAX_FIELDS = 256  # the largest number of names in response_fields
+MAX_FIELDS = 256  # maximum number of names in response_fields
 
 _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 
@@ -50,7 +50,8 @@ class LlamaCompletionBody(Generation):
     Attributes:
         prompts: one or several prompts.
         is_list: the response is a list with an entry for each prompt and continuation.
-        limit_ms: milliseconds from the first token on, after which an output with a line break ends. 0: no limit.
+        limit_ms: the time limit in milliseconds from the first token on; 0: no limit. After this time, an output ends
+            as soon as it has a line break.
         fields: the fields of the response; (): all.
     """
 
@@ -78,7 +79,7 @@ class LlamaCompletionBody(Generation):
         """Returns one request for each prompt. Raises InputError.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
         """
         ids = self.token_prompts(processor)
         given = ids if len(ids) > 1 else ids[0]
@@ -99,7 +100,7 @@ class InfillBody(LlamaCompletionBody):
 
     @property
     def cuts(self) -> bool:
-        """Always True: text around the gap that does not fit is left out."""
+        """Always True: if the text around the gap is too long, parts of the text are left out."""
         return True
 
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
@@ -131,7 +132,7 @@ def read_infill(body: Mapping[str, Any], rules: Rules = RULES) -> InfillBody:
 
 
 def _own(body: Body, rules: Rules) -> dict[str, Any]:
-    """Reads the values that /completion and /infill share."""
+    """Reads the common values of /completion and /infill."""
     limit = body.integer("t_max_predict_ms", -1, 2**63 - 1) or 0
     fields = body.take("response_fields") or []
     if not isinstance(fields, list) or len(fields) > MAX_FIELDS or not all(isinstance(each, str) for each in fields):

@@ -23,17 +23,20 @@ from llamabatch.server.response.timings import output_timings, prompt_timings
 Json = dict[str, Any]
 
 NO_SLOT = -1  # the id_slot of all responses, because a request may change slots
-_LOWEST = -3.4028234663852886e38  # the logprob of probability 0, as in llama-server
+_LOWEST = -3.4028234663852886e38  # the logprob in place of minus infinity (probability 0), as in llama-server
 
 
 @dataclass
 class Context:
-    """The data that all responses to one body share.
+    """Common data of all responses to one body.
 
     Attributes:
-        body: the request body. model: the model of the engine. name: the name of the model in responses.
+        body: the request body.
+        model: the model of the engine.
+        name: the name of the model in responses.
         n_ctx: tokens of prompt and output together.
-        lora: the scales of the adapters in effect. adapters: the names of all adapters in the order of their ids.
+        lora: the scales of the adapters in effect.
+        adapters: the names of all adapters, in the order of their ids.
     """
 
     body: LlamaCompletionBody
@@ -57,14 +60,14 @@ class Context:
         )
 
     def whole(self, output: RequestOutput, each: CompletionOutput, index: int, *, stream: bool, cut: bool) -> Json:
-        """Returns the response of one continuation. In a stream, this is the last event, without text and tokens.
+        """Returns the response for one continuation. In a stream, this is the last event, without text and tokens.
 
         Args:
             cut: t_max_predict_ms ended the continuation.
         """
         body, n_output = self.body, len(each.token_ids)
         n_prompt = len(output.prompt_token_ids)
-        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # negative: a cell of media
+        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # negative ids stand for media
         stop_type, word = _stop(each, cut)
         document: Json = {
             "index": index,
@@ -99,7 +102,7 @@ class Context:
 
     @property
     def n_probs(self) -> int:
-        """The number of likeliest tokens that the body asks for at each position."""
+        """The requested number of likeliest tokens at each position."""
         return max(0, self.body.params.logprobs or 0)
 
 
@@ -165,8 +168,8 @@ def probabilities(
     *,
     post_sampling: bool = False,
 ) -> Sequence[Json]:
-    """Returns completion_probabilities: the logprobs of each token and of the likeliest tokens at its position. With
-    `post_sampling`, returns probabilities instead of logprobs."""
+    """Returns completion_probabilities. For each position, they contain the logprobs of the chosen token and of the
+    likeliest tokens. With `post_sampling`, they contain probabilities instead of logprobs."""
     top = "top_probs" if post_sampling else "top_logprobs"
 
     def entry(place: int) -> Json:
@@ -193,7 +196,7 @@ def _token(token_id: int, logprob: float, model: Model, post_sampling: bool) -> 
 
 
 class TimeLimit:
-    """llama-server's t_max_predict_ms: an output ends when its time is over and it has a line break.
+    """llama-server's t_max_predict_ms: an output ends when its time is over and its text has a line break.
 
     Args:
         limit_ms: milliseconds from the first token on; 0: no limit.
@@ -227,8 +230,8 @@ class LlamaCompletionChunks:
     """A writer of the events of a streamed completion. The last event of a continuation has settings, counts and times.
 
     Args:
-        end_prompts: ends the requests of the prompts with these indices. Their outputs then come with the reason
-            "abort".
+        end_prompts: ends the requests of the prompts with these indices. The outputs of these prompts then have the
+            reason "abort".
     """
 
     def __init__(self, context: Context, end_prompts: Callable[[list[int]], None] = lambda places: None) -> None:
@@ -240,7 +243,7 @@ class LlamaCompletionChunks:
         self._n_prompt: dict[int, int] = {}  # tokens of each prompt
         self._n_output: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
-        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: tokens done, and cached tokens among them
+        self._progress: dict[int, tuple[int, int]] = {}  # keys: prompts; values: (tokens done, cached part of them)
         self._due: list[str] = []  # progress events that wait to be sent
         self._began_s = time.perf_counter()
 
@@ -272,14 +275,15 @@ class LlamaCompletionChunks:
         return "".join(events).encode()
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True for large outputs and for the last output of a prompt, whose event has the prompt as text."""
+        """Returns True for large outputs. Also for the last output of a prompt, because the last event has the text of
+        the prompt."""
         return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
 
     def end_takes_long(self) -> bool:
         return False
 
     def end(self) -> list[bytes]:
-        """Returns nothing, because the last event of each continuation says that it has stopped."""
+        """Returns nothing, because each continuation has its own last event."""
         return []
 
     def error(self, error: ApiError) -> bytes:
@@ -327,7 +331,8 @@ class LlamaCompletionChunks:
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
-        """Writes one event for the new tokens; with probabilities, one for each token. The last event has the text."""
+        """Writes one event for all new tokens. With probabilities, writes one event for each token; the last event has
+        the text."""
         index = output.prompt_index * self._n + output.index
         tokens = output.token_ids
         if not tokens:

@@ -25,7 +25,7 @@ from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
 
 MAX_NORM = 64
-_LARGEST = 32760.0  # largest element of a vector with norm 0, as in llama.cpp's common_embd_normalize
+_LARGEST = 32760.0  # largest element of a vector if embd_normalize is 0, as in llama.cpp's common_embd_normalize
 
 Vector = npt.NDArray[np.float32]
 
@@ -46,7 +46,7 @@ class LlamaEmbeddingBody(PooledBody):
     """A request for embeddings.
 
     Attributes:
-        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with pictures and sounds.
+        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with media.
         norm: the value of embd_normalize. It applies to pooled vectors only.
     """
 
@@ -83,7 +83,7 @@ def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> Llama
 
 
 def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutput], model: Model) -> list[Json]:
-    """Returns a list of vectors for each text: one vector if the model pools, otherwise one vector for each token."""
+    """Returns the vectors of each input: one vector if the model pools, otherwise one vector for each token."""
     n_embd = token_vectors(model)
     found = vectors(outputs, normalize=False, errors="raise", n_embd=n_embd)
     return [
@@ -93,7 +93,7 @@ def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutpu
 
 
 def normalized(vector: Vector, norm: int) -> Vector:
-    """Returns a vector, scaled as `norm` asks. The field embd_normalize of EMBEDDING explains the values of `norm`."""
+    """Returns a vector scaled by `norm`. The field embd_normalize of EMBEDDING explains the values of `norm`."""
     if norm < 0:
         return vector
     size = np.abs(vector).max() / _LARGEST if norm == 0 else np.linalg.norm(vector.astype(np.float64), norm)

@@ -10,7 +10,7 @@ from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.request.generation import filled
 
-RANDOM_SEED = 2**32 - 1  # the seed that llama-server shows if a request has no seed
+RANDOM_SEED = 2**32 - 1  # llama-server shows this seed if a request has no seed
 
 Json = dict[str, Any]
 
@@ -28,8 +28,9 @@ def generation_settings(
     """Returns the settings of a request under llama-server's names.
 
     Args:
-        n_predict: the limit that the caller asked for; None: no limit.
-        lora: scales of adapters by name. adapters: all names, in the order of their ids.
+        n_predict: the requested limit; None: no limit.
+        lora: scales of adapters by name.
+        adapters: names of all adapters, in the order of their ids.
     """
     full = filled(params, model)
     limit = -1 if n_predict is None else n_predict
@@ -61,7 +62,7 @@ def generation_settings(
         "stream": stream,
         "logit_bias": [
             *({"token": token, "bias": bias} for token, bias in full.biases),
-            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: banned
+            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # a ban
         ],
         "n_probs": max(0, full.logprobs or 0),
         "min_keep": 0,

@@ -23,11 +23,11 @@ from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 _YES, _NO = ("1", "true"), ("0", "false", "")
-MAX_WATCHERS = 32  # the largest number of open streams in this process
+MAX_WATCHERS = 32  # maximum number of open streams in this process
 
 
 def slot_documents(states: list[EngineState], *, speculates: bool) -> list[Json]:
-    """Returns llama-server's list of slots, numbered through all engines."""
+    """Returns llama-server's list of slots. The numbers of the slots continue from engine to engine."""
     found, first = [], 0
     for state in states:
         found += [_slot(slot, first + slot.id, state, speculates) for slot in state.slots]
@@ -126,7 +126,7 @@ async def _leaves(receive: Any) -> None:
 
 
 async def slot_action(request: HttpRequest) -> Any:
-    """Saves the text of a slot to a file, restores it, or erases it, as llama-server with --slot-save-path."""
+    """Saves, restores or erases the text of a slot, as llama-server does with --slot-save-path."""
     serving, action = serving_of(request), request.query_params.get("action", "")
     serving.check_ready()
     if action not in ("save", "restore", "erase"):

@@ -1,5 +1,5 @@
-"""/apply-template and /v1/chat/completions/input_tokens make a prompt from a conversation, and generate nothing. Fields
-about the response are checked, but have no effect."""
+"""/apply-template and /v1/chat/completions/input_tokens make a prompt from a conversation, but generate no answer.
+Fields for the answer are checked, but have no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.server.serving.serving import serving_of
 
 
 async def apply_template(request: HttpRequest) -> Any:
-    """Returns a conversation as the text that the model would get."""
+    """Returns the prompt for a conversation, as text."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_chat)
     text, _ = await serving.on_thread(body.rendered, serving.model)
@@ -23,7 +23,7 @@ async def apply_template(request: HttpRequest) -> Any:
 
 
 async def input_tokens(request: HttpRequest) -> Any:
-    """Counts the tokens that a conversation has as a prompt, in llama-server's format."""
+    """Counts the prompt tokens of a conversation, in llama-server's format."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_chat)
     _, ids = await serving.on_thread(body.rendered, serving.model)

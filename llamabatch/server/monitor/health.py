@@ -1,4 +1,4 @@
-"""/livez, /readyz and /health. They say whether to restart the server, and whether to send requests to it."""
+"""/livez says whether to restart the server. /readyz and /health say whether to send requests to the server."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ from llamabatch.utils.histogram import LIMITS_S, Histogram
 
 EVERY_S = 0.1
 WINDOW_S = 2.0  # seconds over which speeds and gaps are measured
-_LOOK_S = 5.0  # seconds to wait for an engine; then the last figures are shown again
+_LOOK_S = 5.0  # seconds to wait for an engine; after that, the last figures are returned again
 
 Json = dict[str, Any]
 
 
 class Live:
-    """The figures of one server's engines. Call its methods on an event loop, except `machine`."""
+    """Collects the figures of a server's engines. Call all methods except `machine` on an event loop."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving: weakref.ref[Serving] = weakref.ref(serving)
@@ -37,13 +37,14 @@ class Live:
         self._looking: asyncio.Future[Any] | None = None
         self._sampler: MachineSampler | None = None
         self._client: weakref.ref[Any] | None = None
-        self._event: tuple[object, str, bytes] | None = None  # _seen, state and bytes of the last event
+        self._event: tuple[object, str, bytes] | None = None  # the last event, as (_seen, state, bytes)
 
     async def look(self) -> tuple[EngineStats, list[EngineState]]:
-        """Returns figures and states that are at most EVERY_S old, or older if an engine does not answer within 5 s.
+        """Returns figures and states. They are at most EVERY_S old, or older if an engine does not answer within 5 s.
 
         Raises:
-            ApiError: the model is not available. EngineClosedError: the engine has ended.
+            ApiError: the model is not available.
+            EngineClosedError: the engine has ended.
         """
         serving = self._serving()
         assert serving is not None
@@ -74,14 +75,14 @@ class Live:
 
     @property
     def last(self) -> tuple[EngineStats, list[EngineState]]:
-        """The last figures, without slots. With these figures, counters keep their values while no engine runs."""
+        """The last figures, without slots. They let counters keep their values while no engine runs."""
         if self._seen is None:
             return EngineStats(), []
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of about the last WINDOW_S seconds: of fewer seconds after few calls of `look`, of more
-        seconds if calls are rare."""
+        """Returns the speeds over about the last WINDOW_S seconds. The span is shorter after the first calls of `look`,
+        and longer if calls are rare."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
@@ -95,7 +96,7 @@ class Live:
         return MachineSample() if serving is None else self._sampler.sample()
 
     async def event(self) -> bytes:
-        """Returns everything that the page shows of the engines, as a server-sent event.
+        """Returns the data of the page about the engines, as a server-sent event.
 
         All watchers share the event until the figures change. Raises the errors of `look`.
         """
@@ -142,7 +143,7 @@ _lives: weakref.WeakKeyDictionary[Serving, Live] = weakref.WeakKeyDictionary()
 
 
 def live_of(serving: Serving) -> Live:
-    """Returns the Live of a server."""
+    """Returns the Live object of a server."""
     live = _lives.get(serving)
     if live is None:
         live = _lives[serving] = Live(serving)
@@ -153,7 +154,7 @@ def slot_document(slot: SlotState, engine: int, state: EngineState) -> Json:
     """Returns a slot as plain values.
 
     Args:
-        engine: number of the slot's engine.
+        engine: the index of the slot's engine.
     """
     document: Json = {"id": slot.id, "engine": engine, "n_ctx": state.n_ctx, "n_cells": slot.n_cells}
     if slot.request_id is None:
@@ -200,17 +201,17 @@ def queue_document(stats: EngineStats, states: Sequence[EngineState]) -> Json:
 
 
 def request_name(one: SlotState | WaitingState) -> str:
-    """Returns the id of a request, followed by the number of the continuation unless that is 0."""
+    """Returns the id of a request, followed by the index of the continuation if the index is not 0."""
     return f"{one.request_id}.{one.index}" if one.index else str(one.request_id)
 
 
 def tier(one: SlotState | WaitingState) -> str:
-    """Returns the tier by the names of service_tier: flex, priority or default."""
+    """Returns the service_tier of this request: flex, priority or default."""
     return "flex" if one.background else "priority" if one.priority < 0 else "default"
 
 
 def rates(span: EngineStats, seconds: float) -> Json:
-    """Returns the speeds in a span of time. The gaps between tokens are None if there were no gaps."""
+    """Returns the speeds in a span of `seconds`. The gaps between tokens are None if the span has no gaps."""
     gaps = span.inter_token_s
 
     def each_second(count: int) -> float:
@@ -231,13 +232,13 @@ def rates(span: EngineStats, seconds: float) -> Json:
 
 
 def longest(gaps: Histogram) -> float | None:
-    """Returns the longest duration in seconds, as the limit of its bucket; None: no durations."""
+    """Returns the upper limit of the bucket of the longest duration, in seconds; None: there are no durations."""
     filled = [place for place, count in enumerate(gaps.counts) if count]
     return LIMITS_S[min(filled[-1], len(LIMITS_S) - 1)] if filled else None
 
 
 def totals(stats: EngineStats) -> Json:
-    """Returns the counts since the start for the page, and the numbers of slots and of running continuations."""
+    """Returns the figures for the page: counts since the start, and the number of slots and running continuations."""
     return {
         "requests": stats.submitted,
         "ok": stats.ok,

@@ -1,4 +1,4 @@
-"""The text of /metrics in Prometheus' text format, under our own names, vLLM's and llama-server's."""
+"""The text of /metrics in Prometheus' text format. The metrics have our own names, vLLM's names, and llama-server's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class PooledFigures(NamedTuple):
     """Figures of one of several models.
 
     Attributes:
-        name: the model's first name. loaded: 1 or 0. users: number of running HTTP calls.
+        name: the model's first name.
+        loaded: 1 or 0.
+        users: number of running HTTP calls.
         loads: number of loads since the server started.
     """
 
@@ -106,9 +108,11 @@ class Metrics:
         """Returns all figures in version 0.0.4 of the text format.
 
         Args:
-            stats: figures of all engines together. states: the state of each engine, for the adapters in use.
+            stats: figures of all engines together.
+            states: the state of each engine, for the adapters in use.
             n_open: running HTTP calls.
-            http: counts of the requests that have ended. keys: counts by key.
+            http: counts of the requests that have ended.
+            keys: counts by key.
         """
         registry = self._client.CollectorRegistry()
         registry.register(_Families(lambda: self._families(stats, machine, states, n_open, ready, http, keys)))
@@ -118,7 +122,7 @@ class Metrics:
     def text_of_pool(
         self, models: Sequence[PooledFigures], http: HttpCounts, keys: Mapping[str, KeyCounts] | None
     ) -> bytes:
-        """Returns the figures of a server of several models, without figures of their engines."""
+        """Returns the figures of a server with several models. The figures of engines are not included."""
         registry = self._client.CollectorRegistry()
         registry.register(_Families(lambda: self._pool(models, http, keys)))
         text: bytes = self._client.generate_latest(registry)
@@ -196,7 +200,7 @@ class Metrics:
             yield family
 
     def _lora_info(self, states: Sequence[EngineState]) -> Any:
-        """Returns vLLM's gauge of adapters. Its labels name the adapters, and its value is the time."""
+        """Returns vLLM's gauge of adapters: labels name the adapters of running requests, and the value is the time."""
         running = sorted({name for state in states for slot in state.slots for name in slot.adapters})
         family = self._core.GaugeMetricFamily(
             VLLM + "lora_requests_info",
@@ -232,8 +236,8 @@ def _llama_counters(stats: EngineStats) -> dict[str, float | None]:
 
 
 def _llama_gauges(stats: EngineStats) -> dict[str, float | None]:
-    """Returns the values of _LLAMA_GAUGES. The output speed leaves out the first token of each output, because that
-    token needs no step."""
+    """Returns the values of _LLAMA_GAUGES. The output speed does not count the first token of each output, because
+    the prefill already yields this token."""
     prefill_s, decode_s = stats.prefill_s.sum_s, stats.decode_s.sum_s
     n_later = max(0.0, stats.output_lengths.sum_s - stats.decode_s.count)
     return {

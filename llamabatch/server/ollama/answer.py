@@ -1,4 +1,4 @@
-"""The responses of /api/chat and /api/generate, as one document or as a stream with a line for each piece."""
+"""The responses of /api/chat and /api/generate, as one document or as a stream of documents, one per line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Writer:
     """A writer of the documents of one response.
 
     Attributes:
-        model: the name that the caller asked for.
-        is_chat: the text is in "message"; otherwise in "response".
+        model: the requested name.
+        is_chat: True: the text is in the field "message". False: the text is in the field "response".
         shows_thinking: the response includes the thinking.
-        logprobs: the number of likeliest tokens beside each token; None: no logprobs.
+        logprobs: the number of likeliest tokens per position; None: no logprobs.
         piece: returns the bytes of a token id, for logprobs.
-        has_context: the last document has the token ids of prompt and answer, so that a request can continue the text.
+        has_context: the last document has the token ids of prompt and answer, so that a later request can continue
+            them.
     """
 
     model: str
@@ -155,5 +156,6 @@ def _written(lines: Sequence[Json]) -> bytes:
 
 
 def _text_ids(output: RequestOutput) -> list[int]:
-    """Returns the token ids of a prompt. The cells of images are left out, because no request could name them."""
+    """Returns the token ids of a prompt. Negative ids, which stand for media, are left out: requests cannot contain
+    them."""
     return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

@@ -14,6 +14,7 @@ from llamabatch.request.media import IMAGE
 from llamabatch.request.parameter_names import ALIASES
 from llamabatch.request.sampling_params import MAX_TOKEN_ID, PARAMETERS
 from llamabatch.server.http.errors import ApiError
+from llamabatch.server.ollama.keep_alive import take_keep_alive
 from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.chat_body import ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
 from llamabatch.server.request.generation import Generation, read_generation
@@ -27,7 +28,7 @@ from llamabatch.utils.checks import choice, integer, show
 EFFORTS = ("low", "medium", "high")
 
 _NAMES = {"num_predict": "max_tokens", "num_keep": "n_keep"}
-# Options for loading a model. A request cannot change them here.
+# Options for loading a model. A request to this server cannot change these options.
 _OF_LOADING = frozenset(
     (
         *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
@@ -98,7 +99,8 @@ class GapBody(Generation):
     """A request to fill the gap between two texts.
 
     Attributes:
-        gap: the two texts. before: the token ids before the texts.
+        gap: the two texts.
+        before: the token ids in front of the prompt.
     """
 
     gap: Gap = Gap()
@@ -106,7 +108,7 @@ class GapBody(Generation):
 
     @property
     def cuts(self) -> bool:
-        """Always True: if the text around the gap is too long, parts of it are left out."""
+        """Always True: if the text around the gap is too long, parts of the text are left out."""
         return True
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
@@ -124,7 +126,7 @@ class EmptyBody:
     unload: bool = False
     stream: bool = True
     ignored: tuple[str, ...] = ()
-    # with_model needs these two fields.
+    # with_model reads these two fields.
     adapters: Mapping[str, float] | None = None
     lora: tuple[tuple[int, float], ...] | None = None
 
@@ -188,12 +190,12 @@ def _context(given: object) -> tuple[int, ...]:
 
 
 def _empty(given: Body) -> EmptyBody:
-    keep = given.take("keep_alive")
-    return EmptyBody(given.label("model"), keep in (0, "0", "0s"), given.boolean("stream", True), tuple(given.ignored))
+    unloads = take_keep_alive(given) == 0
+    return EmptyBody(given.label("model"), unloads, given.boolean("stream", True), tuple(given.ignored))
 
 
 def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
-    """Returns a body as a ChatBody. `chat` contains the messages and tools of the body."""
+    """Returns a body as a ChatBody. `chat` contains the messages and tools of the body, in OpenAI's format."""
     think = given.take("think")
     if isinstance(think, bool):
         kwargs = thinking_kwargs(given, rules, "think", "enabled" if think else "disabled")
@@ -210,7 +212,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
 
 
 def _fields(given: Body) -> Json:
-    """Returns the fields of a Generation that a body and its `options` set."""
+    """Returns fields of a Generation, from a body and its `options`."""
     found = {**_options(given), "model": given.label("model"), "stream": given.boolean("stream", True)}
     found["cache_salt"] = given.take("cache_salt")
     form = given.take("format")
@@ -227,7 +229,7 @@ def _fields(given: Body) -> Json:
         raise PromptError(f"top_logprobs is {top}; it needs logprobs to be true")
     if given.boolean("truncate", True):
         found["overflow"] = "truncate"
-    given.take("keep_alive")
+    take_keep_alive(given)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -283,8 +285,8 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
 
 
 def _with_images(place: str, images: object, text: Any, given: Body, *, is_history: bool = False) -> Any:
-    """Returns the content of a message with images before its text. If the model reads no images, texts replace the
-    images of the history. Raises PromptError, ApiError."""
+    """Returns the content of a message with images before its text. If the model reads no images, images in the history
+    become short texts. Raises PromptError, ApiError."""
     if not images:
         return text
     if IMAGE not in given.reads and is_history and isinstance(images, list):
@@ -316,7 +318,8 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """Removes the first open call of `name` (None: any). Returns its id, or "call_0" if there is no such call."""
+    """Removes the first open call of `name`; None: of any name. Returns the id of the call, or "call_0" if there is
+    none."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

@@ -1,4 +1,4 @@
-"""The parts of ollama's API that its endpoints share: errors, names of models, times, and streams of lines of JSON."""
+"""Common code for ollama's endpoints: errors, names of models, times, and streams of lines of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LineStream(EventStream):
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """Returns the body of an error. In a stream, this body is the line of the error."""
+    """Returns the body of an error. In a stream, this body is a line."""
     return {"error": error.public_message}
 
 

@@ -14,6 +14,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.server.ollama.dialect import nanoseconds, served_name
+from llamabatch.server.ollama.keep_alive import take_keep_alive
 from llamabatch.server.request.body import BOOLEAN, OBJECT, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.pooling import PooledBody, cut_ids, pooled_outputs, pooled_usage
 from llamabatch.server.request.prompts import MAX_PROMPTS
@@ -44,7 +45,7 @@ class EmbedBody(PooledBody):
 
     Attributes:
         inputs: the texts.
-        dimensions: the number of elements that a vector keeps; None: all.
+        dimensions: the vectors are cut to this number of elements; None: they are not cut.
     """
 
     inputs: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class EmbedBody(PooledBody):
 
 @reads
 def read_embed(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[EmbedBody, bool]:
-    """Reads the body of /api/embed. The second result is True if texts that are too long are cut. Raises ApiError."""
+    """Reads the body of /api/embed. The second result is True if long texts are cut. Raises ApiError."""
     given = Body(body, EMBED, rules)
     inputs = given.needed("input", "a text, or a list of texts")
     texts = [inputs] * bool(inputs) if isinstance(inputs, str) else inputs  # as in ollama, "" gets no vector
@@ -89,7 +90,7 @@ def read_embeddings(body: Mapping[str, Any], rules: Rules = RULES) -> EmbedBody:
 
 
 def _own(given: Body, rules: Rules) -> Json:
-    given.take("keep_alive")
+    take_keep_alive(given)
     return {"model": given.label("model"), "timeout_s": rules.timeout_s, "ignored": tuple(given.ignored)}
 
 
@@ -119,7 +120,7 @@ async def embed(request: HttpRequest) -> Any:
 
 
 async def embeddings(request: HttpRequest) -> Any:
-    """Returns the embedding of one text, as the model gives it."""
+    """Returns the embedding of one text, not normalized."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_embeddings)
     body = replace(body, longest=-1)

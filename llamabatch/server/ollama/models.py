@@ -64,7 +64,7 @@ def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Se
 
     Args:
         metadata: the metadata of the file as texts. The response leaves out the keys of the tokenizer.
-        uses: the capabilities of the model in ollama's words.
+        uses: ollama's names for the capabilities of the model.
     """
     info: Json = {key: _value(text) for key, text in metadata.items() if not key.startswith("tokenizer.")}
     info["general.parameter_count"] = facts.n_params
@@ -80,13 +80,13 @@ def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Se
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    """Returns ollama's list of capabilities. A model that generates text does not list "embedding"."""
+    """Returns ollama's list of capabilities. For a model that generates text, the list does not have "embedding"."""
     found = capabilities(serving)
     return [name for name in found if name != "rerank" and (name != "embedding" or "completion" not in found)]
 
 
 def _value(text: str) -> Any:
-    """Converts the text of a metadata value to the value, because llama.cpp returns all values as texts."""
+    """Returns a metadata value as a number or a boolean if possible, because llama.cpp returns all values as texts."""
     for read in (int, float):
         try:
             return read(text)
@@ -128,13 +128,15 @@ async def show(request: HttpRequest) -> Any:
 
 
 async def alive(request: HttpRequest) -> Any:
-    """Answers 200, because ollama's clients check here if a server runs. If the server's web page is on,
-    the page is the response instead."""
+    """Answers 200, because ollama's clients check at / whether a server runs.
+
+    If the server's web page is on, the page is the response instead.
+    """
     return PlainTextResponse("llamabatch is running")
 
 
 async def version(request: HttpRequest) -> Any:
-    """Returns the version of ollama's API that this server has."""
+    """Returns the supported version of ollama's API."""
     return json_response({"version": API_VERSION})
 
 

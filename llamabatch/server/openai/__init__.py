@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: chats, completions, responses, embeddings, transcriptions, models, files and batches."""
+"""OpenAI's API: chats, completions, responses, embeddings, transcriptions, models, files and batches."""

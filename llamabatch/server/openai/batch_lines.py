@@ -67,7 +67,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def prepare(inputs: InputProcessor) -> Request:
         try:
             [request] = body.submission(inputs, adapter_ids(serving)).requests
-        except CancelledError:  # the batch stops; this is no error of the line
+        except CancelledError:  # the batch stops, and the line has no error
             raise
         except Exception as error:
             raise _own(error) from error

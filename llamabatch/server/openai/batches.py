@@ -25,7 +25,7 @@ from llamabatch.server.response.answer import ignored_of
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import nearest, show
 
-_MOST_BATCHES, _USUAL_BATCHES = 100, 20  # batches in a page: the largest and the default limit
+_MOST_BATCHES, _USUAL_BATCHES = 100, 20  # maximum and default number of batches in a page
 
 BATCH: Fields = {
     "input_file_id": Field({"type": "string"}, "id of an uploaded file of lines"),
@@ -60,7 +60,7 @@ class BatchBody:
     ignored: tuple[str, ...] = ()
 
     def record(self, now: float) -> BatchRecord:
-        """Returns the record of a batch that begins at `now`, a time.time()."""
+        """Returns the record of a new batch. The batch begins at `now`, in seconds since 1970."""
         return BatchRecord(
             new_batch_id(),
             self.endpoint,

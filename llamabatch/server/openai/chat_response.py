@@ -86,7 +86,8 @@ def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, body: ChatBody, head: 
 
 
 class ChatChunks(EventWriter):
-    """A writer of the events of a streamed chat. A choice's first event has the role, its last event the finish_reason.
+    """A writer of the events of a streamed chat. The first event of a choice has the role, and the last event of a
+    choice has the finish_reason.
 
     Args:
         n_prompt: the number of tokens in the prompt.
@@ -101,7 +102,7 @@ class ChatChunks(EventWriter):
         self._usage = Usage(n_prompt)
         self._finished: list[RequestOutput] = []
         self._token_ids = body.return_token_ids
-        # True: chunks have usage, token ids or logprobs beside their text
+        # True: chunks have usage, token ids or logprobs in addition to text
         self._is_rich = body.continuous_usage or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
         # A chunk of plain text is _head + index of the choice + _text_head + text + _text_tail.
@@ -128,7 +129,7 @@ class ChatChunks(EventWriter):
         return [last_event(self._head, self._usage, self._finished, self._body) + DONE]
 
     def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True if a finished output has thinking that must be tokenized to count its tokens."""
+        """Returns True if the thinking of a finished output must be tokenized, because its tokens are counted."""
         is_wanted = self._body.include_usage or self._body.continuous_usage
         ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
         return any(each.reasoning for output in ended for each in output.outputs)
@@ -186,7 +187,7 @@ class ChatChunks(EventWriter):
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
             if usage.reasoning_tokens and self._counts([output]):
-                usage.reasoning_tokens = self._count([finished])  # recounted, as pieces may mix thinking and text
+                usage.reasoning_tokens = self._count([finished])  # again, because a piece may mix thinking and text
             self._usage = usage
 
     def _end_choice(self, index: int, reason: str | None, events: list[str]) -> None:

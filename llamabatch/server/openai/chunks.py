@@ -1,4 +1,4 @@
-"""Code that the responses of OpenAI's endpoints share: their heads, usage, last events and errors."""
+"""Common code for responses of OpenAI's endpoints: heads, usage, last events and errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from llamabatch.server.serving.serving import Serving
 
 @dataclass(frozen=True)
 class Head:
-    """The data that a response and all its chunks share.
+    """Common data of a response and its chunks.
 
     Attributes:
-        id: the id with OpenAI's prefix. model: the name that the caller asked for.
+        id: the id with OpenAI's prefix.
+        model: the requested name.
         created: time.time() of the request in whole seconds.
         tier: the service_tier of the response; None: the request has none.
         piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
@@ -110,14 +111,14 @@ class EventWriter:
 
 
 def usage_part(usage: Usage, body: Generation) -> str:
-    """Returns the entry "usage" of a chunk with a comma before it; "" if the body does not ask for usage."""
+    """Returns a comma and the entry "usage" of a chunk; "": the body does not ask for usage."""
     if body.continuous_usage:
         return f',"usage":{dump(usage.to_openai())}'
     return ',"usage":null' if body.include_usage else ""
 
 
 def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: Generation) -> bytes:
-    """Returns the event after the last piece, with usage and timings but no choices; b"": neither is requested."""
+    """Returns the event after the last piece, with the requested usage and timings; b"": the body requests neither."""
     more: dict[str, Any] = {"usage": usage.to_openai()} if body.include_usage else {}
     if body.timings_per_token:
         more["timings"] = timings_of(outputs)
@@ -125,7 +126,7 @@ def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: 
 
 
 def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> dict[str, Any]:
-    """Returns the entries of a whole response that llama-server's timings_per_token and verbose ask for."""
+    """Returns entries of a whole response for llama-server's fields timings_per_token and verbose."""
     more: dict[str, Any] = {"timings": timings_of(outputs)} if body.timings_per_token else {}
     if body.verbose:
         prompts = [output.prompt for output in outputs]

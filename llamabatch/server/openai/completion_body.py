@@ -14,7 +14,7 @@ from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
-_USUAL_TOKENS = 16  # OpenAI's documented limit, used if neither the body nor the server sets a limit
+_USUAL_TOKENS = 16  # OpenAI's documented limit; it applies if neither the body nor the server sets a limit
 
 COMPLETION: Fields = {
     **GENERATION,
@@ -56,7 +56,7 @@ class CompletionBody(Generation):
         """Returns one request for each prompt. Raises InputError.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
         """
         longest = None if self.cuts else processor.n_ctx
         given = as_prompts(processor, self.prompts, add_special=self.add_special, longest=longest)

@@ -80,7 +80,7 @@ class LogprobsRecord:
     """A writer of the "logprobs" of a choice. Each call of `add` continues the text offsets of the previous call.
 
     Args:
-        as_ids: tokens are named by their ids, such as token_id:17.
+        as_ids: True: the names of tokens are ids, such as token_id:17. False: the names are texts.
     """
 
     def __init__(self, piece: Piece, as_ids: bool = False) -> None:
@@ -95,8 +95,8 @@ class LogprobsRecord:
 
         Args:
             top: the requested number of likeliest tokens; 0: only the chosen tokens have logprobs.
-            text: the text of the prompt, if the tokens are a prompt. The text of the first token is taken from `text`,
-                because a token without a logprob has no decoded text.
+            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob and thus no decoded
+                text, so its text comes from `text`.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):
@@ -109,9 +109,10 @@ class LogprobsRecord:
         return {"text_offset": offsets, "token_logprobs": chosen, "tokens": names, "top_logprobs": likeliest}
 
     def _first(self, text: str, token_ids: Sequence[int]) -> str:
-        """Returns the text of a prompt's first token, without the space that some vocabularies put before a text."""
+        """Returns the text of a prompt's first token. Some vocabularies put a space before a text; the space is left
+        out."""
         rest = b"".join(map(self._piece, token_ids[1:]))
-        behind = rest.lstrip(_CONTINUES)  # drops the rest of a character that begins in the first token
+        behind = rest.lstrip(_CONTINUES)  # without the rest of a character that begins in the first token
         found = text[: max(0, len(text) - len(behind.decode(errors="replace")))]
         self._places.at = len(found) - (len(behind) < len(rest))
         return found
@@ -150,15 +151,15 @@ class CompletionChunks(EventWriter):
         self._top = body.params.logprobs
         self._token_ids = body.return_token_ids
         self._is_rich = body.continuous_usage or self._token_ids or self._top is not None
-        # With echo, the logprobs of the prompt are sent first, but they are known only when the request ends. Until
-        # then, the output pieces wait here, by prompt.
+        # With echo, the logprobs of the prompt are sent first, but are known only at the end of the request. Until
+        # then, the output pieces are stored here. Keys: prompt indices.
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
         self._usage = Usage(n_prompt)  # usage of the pieces so far
         self._ended = Usage()  # usage of the finished requests
         self._outputs: list[RequestOutput] = []  # outputs of the finished requests
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
-        self._finished: dict[int, RequestOutput] = {}  # finished outputs by prompt; only used with _held
+        self._finished: dict[int, RequestOutput] = {}  # finished outputs by prompt index; used only with _held
         self._text_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:

@@ -6,8 +6,8 @@ import json
 import re
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# Matches the complete characters of a JSON string that may be cut off. Escapes must be whole, and surrogate pairs must
-# have both halves.
+# Matches all complete characters at the beginning of a JSON string that may be cut off. An escape must be whole, and a
+# surrogate pair must have both halves.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})+'
 )

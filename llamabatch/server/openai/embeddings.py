@@ -56,9 +56,9 @@ class EmbeddingBody(PooledBody):
     """A request for embeddings.
 
     Attributes:
-        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with pictures and sounds.
+        inputs: one or several inputs, each a text, token ids, a mix of both, or a text with media.
         base64: vectors are sent as base64 of little-endian float32; otherwise as lists.
-        dimensions: the number of elements that a vector keeps; None: all.
+        dimensions: the vectors are cut to this number of elements; None: they are not cut.
         normalize: vectors have the length 1.
     """
 
@@ -77,7 +77,7 @@ class EmbeddingBody(PooledBody):
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts: list[Prompt | MediaPrompt] = [  # an empty text becomes the special tokens that enclose every text
+        texts: list[Prompt | MediaPrompt] = [  # an empty text becomes only the special tokens that enclose every text
             each if isinstance(each, (str, MediaPrompt)) and each else tuple(mixed_ids(each, processor))
             for each in self.inputs
         ]

@@ -19,23 +19,23 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
-_MOST_FILES = 10_000  # files in a page: the largest and the default limit
+_MOST_FILES = 10_000  # maximum and default number of files in a page
 
 
 async def batches_of(request: HttpRequest) -> Batches:
-    """Returns the files and batches of the request's application. Makes their folder if needed. Raises ApiError."""
+    """Returns the application's files and batches. Makes their folder if needed. Raises ApiError."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.batches)
 
 
 async def look_at(request: HttpRequest) -> Batches | None:
-    """Returns the files and batches without making a folder; None: no file was ever uploaded. Raises ApiError."""
+    """Returns the files and batches; None: no file was ever uploaded. Does not make the folder. Raises ApiError."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.look)
 
 
 async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
-    """Returns the store, and the id of a record from the path parameter `name`. Raises ApiError."""
+    """Returns the store and a record id. The id is the path parameter `name`. Raises ApiError."""
     batches, record_id = await look_at(request), str(request.path_params[name])
     if batches is None:
         raise ApiError(404, f"there is no {name.removesuffix('_id')} {show(record_id)}", param=name)
@@ -43,7 +43,7 @@ async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
 
 
 class Listed(Protocol):
-    """An object that the server can list."""
+    """An object in a list response."""
 
     @property
     def id(self) -> str: ...
@@ -57,7 +57,7 @@ def page_of(records: Sequence[Listed], query: Mapping[str, str], most: int, usua
 
     Args:
         query: may have `limit`, the number of records, and `after`, the id of the last record of the previous page.
-        most, usual: the largest limit and the default limit.
+        most, usual: the maximum and the default value of `limit`.
 
     Raises:
         ApiError: a value is refused.
@@ -83,7 +83,7 @@ def page_of(records: Sequence[Listed], query: Mapping[str, str], most: int, usua
 
 
 async def upload(request: HttpRequest) -> Any:
-    """Uploads a file of lines for a batch."""
+    """Uploads the input file of a batch."""
     store = (await batches_of(request)).store
     most = serving_of(request).options.max_file_bytes
     record = await receive_file(request.headers, request.stream(), store, most)

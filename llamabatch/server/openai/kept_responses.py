@@ -1,5 +1,5 @@
 """Responses that are stored for a while, in memory only. A request names a stored response by `previous_response_id`,
-and an item of a stored response by `item_reference`. The AI SDK sends item references from the second step on.
+and an item of a stored response by `item_reference`. The AI SDK sends item references from its second request on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PART = 8  # an input of more than max_bytes / _PART bytes is not stored
 
 
 class InputItem(NamedTuple):
-    """An input item as the server lists it."""
+    """An input item with its id."""
 
     id: str
     document: Json
@@ -31,7 +31,7 @@ class Kept:
     """A stored response.
 
     Attributes:
-        items: the items of earlier responses, then the input items.
+        items: the items of earlier responses, then the input items of this response.
         document: the response object.
         n_bytes: the bytes of items and document in memory.
     """
@@ -59,15 +59,15 @@ class Kept:
         return found
 
     def item(self, item_id: str) -> Json | None:
-        """Returns an output item by its id; None: the response has no such item."""
+        """Returns the output item with this id; None: the response has no such item."""
         return next((item for item in self.document["output"] if item["id"] == item_id), None)
 
 
 class KeptResponses:
-    """The most recently used responses of one server. Safe from any thread.
+    """The most recently used responses of one server. Thread-safe.
 
     Args:
-        max_bytes: the memory that all responses together may use; 0: no response is stored.
+        max_bytes: the memory limit of all responses together; 0: no response is stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -81,7 +81,7 @@ class KeptResponses:
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
-        """Stores a finished response without its logprobs. Drops the least recently used responses above max_bytes.
+        """Stores a finished response without its logprobs. Above max_bytes, drops the least recently used responses.
 
         Args:
             owner: the name of the caller's API key; other keys do not find the response. None: there are no keys.
@@ -122,17 +122,17 @@ def response_id(number: str) -> str:
 
 
 def item_id(kind: str, number: str, index: int) -> str:
-    """Returns the id of an output item: the prefix of its kind, the number of the response, the index of the item."""
+    """Returns the id of an output item, made of its kind, the number of the response, and the index of the item."""
     return f"{kind}_{number}_{index}"
 
 
 def response_of(item: str) -> str:
-    """Returns the id of the response to which an item id belongs."""
+    """Returns the id of the response that contains the item with this id."""
     return response_id(item.partition("_")[2].rpartition("_")[0])
 
 
 def size_of(values: Iterable[Any], most: int) -> int:
-    """Returns the bytes that JSON values use in memory. Stops counting above `most`."""
+    """Returns the size of JSON values in memory, in bytes. Stops counting above `most`."""
     size, left = 0, list(values)
     while left and size <= most:
         value = left.pop()

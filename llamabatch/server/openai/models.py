@@ -15,7 +15,7 @@ from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import architecture_of, capabilities, file_facts, model_card
 from llamabatch.server.serving.serving import Serving, serving_of
 
-# llama.cpp's number for each type of vocabulary, by the value of tokenizer.ggml.model (llama-vocab.cpp).
+# Keys: values of tokenizer.ggml.model. Values: llama.cpp's numbers for types of vocabularies (llama-vocab.cpp).
 _VOCAB_TYPES = {
     "no_vocab": 0,
     "none": 0,

@@ -1,4 +1,4 @@
-"""/v1/responses, the responses stored there with their input items, and /v1/responses/input_tokens."""
+"""/v1/responses and /v1/responses/input_tokens. Stored responses and their input items can be read and deleted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def responses(request: HttpRequest) -> Any:
 
 
 async def input_tokens(request: HttpRequest) -> Any:
-    """Counts the tokens that the input has as a prompt."""
+    """Counts the prompt tokens of the input."""
     serving = serving_of(request)
     body = await _read(request, serving)
     _, token_ids = await serving.on_thread(body.chat.rendered, serving.model)
@@ -56,7 +56,7 @@ async def retrieve(request: HttpRequest) -> Any:
 
 
 async def input_items(request: HttpRequest) -> Any:
-    """Lists the input items of a stored response, with those of the responses before it."""
+    """Lists the input items of a stored response and of the responses before it."""
     found = _kept(request).find(_owner(), request.path_params["response_id"])
     if found is None:
         raise _not_found(request)
@@ -86,7 +86,7 @@ def _not_found(request: HttpRequest) -> ApiError:
 
 
 def _kept(request: HttpRequest) -> KeptResponses:
-    """Returns the stored responses of the application that got the request."""
+    """Returns the stored responses of the request's application."""
     kept: KeptResponses = request.app.state.kept_responses
     return kept
 

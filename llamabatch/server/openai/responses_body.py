@@ -69,7 +69,7 @@ RESPONSES: Fields = {
     **_OWN,
 }
 
-# The fields of the body that the response repeats, with their defaults.
+# Some fields of the body are repeated in the response. These are their names and defaults.
 _REPEATED: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -93,10 +93,11 @@ class ResponsesBody:
 
     Attributes:
         chat: the same request as a chat.
-        repeated: the fields of the request that the response repeats.
+        repeated: fields of the request, to be repeated in the response.
         logprobs: the text of the response has logprobs.
-        namespaced: (namespace, plain name) of each function in a namespace, by the name that the model knows.
-        custom: the names of custom tools. The model knows a custom tool as a function with one text as its argument.
+        namespaced: the functions in namespaces. Keys: full names, as the model knows them. Values: (namespace, plain
+            name).
+        custom: the names of custom tools. The model sees a custom tool as a function with one text as its argument.
         items: the items of earlier responses and of the input, to be stored; None: the response is not stored.
     """
 
@@ -111,7 +112,7 @@ class ResponsesBody:
         """Returns the plain name of the called function, and its namespace if any, as fields of an output item.
 
         Args:
-            name: the name under which the model knows the function.
+            name: the full name of the function, as the model knows it.
         """
         if name not in self.namespaced:
             return {"name": name}

@@ -21,7 +21,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
 _MEDIA = ("input_image", "input_file", "input_audio")
 _CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the field with the arguments, by type of call
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # type of call -> the field with the arguments
 
 ITEM: Json = {"type": "object", "properties": {"type": {"type": "string"}, "role": {"enum": [*_ROLES]}}}
 _NOT_KEPT = (
@@ -42,7 +42,7 @@ def items_before(previous: str | None, find: Find) -> Iterable[Any]:
 
 
 def items_of(sent: object, find: Find) -> Iterator[Any]:
-    """Yields the items of an input. A stored item replaces each item_reference."""
+    """Yields the items of an input. In place of each item_reference, yields the stored item."""
     if isinstance(sent, str):
         yield {"role": "user", "content": sent}
         return
@@ -131,8 +131,8 @@ def _answer(messages: list[Json], before: str) -> Json | None:
     """Returns the assistant message that the next item continues; None: the item begins a new message.
 
     Args:
-        before: "content" for a text, which continues only a message without text and calls; "more" for a call, which
-            continues any assistant message.
+        before: the kind of the next item. "content": a text. It continues a message only if the message has neither
+            text nor calls. "more": a call. It continues any assistant message.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":
@@ -155,11 +155,12 @@ def _thoughts(place: str, item: Mapping[str, Any]) -> str:
 
 
 def _content(where: str, content: object, given: Body, *, shown: bool) -> str | list[Json]:
-    """Returns a content as text, or as parts if it has media that the model can read.
+    """Returns content as text, or as parts if it has readable media.
 
     Args:
-        shown: True: this content is the caller's question, so media that the model cannot read are refused. False: it
-            is history or the result of a tool. Programs send both again with each request, so texts replace such media.
+        shown: True: the content is the caller's question, so unreadable media are refused. False: the content is
+            history or the result of a tool. Programs send history again with each request, so unreadable media become
+            texts.
     """
     if isinstance(content, str):
         return content

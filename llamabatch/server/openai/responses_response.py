@@ -29,10 +29,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """The data that a response and all its events share.
+    """Common data of a response and its events.
 
     Attributes:
-        number: the part that the ids of the response and of its items share.
+        number: the common part of the ids of the response and its items.
         created: time.time() of the request in whole seconds.
         sampling: the temperature and top_p in effect, from the body or from the model's defaults.
         piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
@@ -133,7 +133,7 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
     for part in parts or ([] if items else [""]):
         if isinstance(part, str):
             items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
-            logprobs = []  # the first message has all logprobs, because it is unknown which logprobs belong to calls
+            logprobs = []  # the first message gets all logprobs, because nothing shows which of them belong to calls
         else:
             called, place = head.body.called(part.name), len(items)
             if part.name in head.body.custom:
@@ -179,7 +179,7 @@ def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, head: ResponseHead) ->
 class ResponseEvents:
     """A writer of the numbered events of a streamed response: items of thinking, text and calls, one after another.
 
-    The stream ends with [DONE], as the OpenResponses specification demands. OpenAI's clients stop reading there.
+    The stream ends with [DONE], as the OpenResponses specification requires. OpenAI's clients stop reading there.
 
     Args:
         count: returns the number of thinking tokens in outputs.
@@ -195,7 +195,7 @@ class ResponseEvents:
         self._finished: RequestOutput | None = None
         self._n_text = 0  # characters of the answer so far
         self._n_logprobs = 0
-        self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
+        self._has_thought = False  # True: `end` tokenizes the thinking again to count its tokens
         self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # True: tools or instructions are large
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
@@ -229,13 +229,13 @@ class ResponseEvents:
         return self._n_logprobs > LIGHT or self._has_thought or self._repeats_much
 
     def end(self) -> Iterator[bytes]:
-        """Yields the events that end the last item and the response, in parts."""
+        """Yields the last events of the stream, in parts: the end of the last item and of the response."""
         events: list[str] = []
         self._begin(events)
         finished = self._finished
         assert finished is not None
         is_cut = finished.outputs[0].finish_reason is FinishReason.LENGTH
-        if self._item is None and not self._items:  # an empty message, as in response_document
+        if self._item is None and not self._items:  # adds an empty message, as response_document does
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
         document = ended(self.head, finished, self._items, self._count([finished]))
@@ -255,7 +255,7 @@ class ResponseEvents:
         return f"event: {kind}\ndata: {dump({'type': kind, 'sequence_number': number, **more})}\n\n"
 
     def large_event(self, kind: str, more: Json) -> Iterator[str]:
-        """Returns the pieces of a large event with the next number."""
+        """Returns an event in pieces, because it is large. The event has the next number."""
         number, self._number = self._number, self._number + 1
         return chain(
             [f"event: {kind}\ndata: "],
@@ -295,7 +295,8 @@ class _Item:
 
     Args:
         kind: "rs" (thinking), "msg" (text) or "fc" (call).
-        number: the index of the call; 0 for other kinds. place: the index among the output items.
+        number: the index of the call; 0 for other kinds.
+        place: the index among the output items.
         call: the first delta of the call; None for other kinds.
     """
 
@@ -371,7 +372,7 @@ class _Item:
 
 
 class _CustomItem(_Item):
-    """The custom tool call that is being written. The model writes JSON. The item has only the text in the JSON."""
+    """The custom tool call that is being written. The model writes JSON, but the item has only the text in the JSON."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -76,7 +76,7 @@ def _choice(place: str, chosen: object, tools: Iterable[Json], namespaced: Names
 
 
 def _function(where: str, tool: object, namespace: str | None, custom: set[str]) -> tuple[Any, Json]:
-    """Returns the plain name of a tool, and the tool as a function under the name that the model knows.
+    """Returns the plain name of a tool, and the tool as a function with its full name.
 
     Args:
         namespace: the namespace of the tool; None: the tool has none.
@@ -112,8 +112,8 @@ def _one_text(where: str, form: object) -> Json:
 
 
 def repeated_tools(tools: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Returns the tools as a response repeats them, without ignored tools. A function has all fields, also those that
-    the request left out, because clients that check types expect them."""
+    """Returns the tools of a request for its response, without ignored tools. A function gets all fields, even if the
+    request left some out, because clients that check types expect all fields."""
     return [_repeated(tool) for tool in tools if tool["type"] in (*_OWN, NAMESPACE)]
 
 
@@ -127,5 +127,6 @@ def _repeated(tool: Mapping[str, Any]) -> Json:
 
 
 def known(given: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """Returns only the entries with these names. A stream repeats the result, and other entries may be large."""
+    """Returns only the entries with these names. A stream sends the result several times, and other entries may be
+    large."""
     return {name: given[name] for name in names if name in given}

@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions in OpenAI's format. The request becomes a chat that asks for the text of the sound."""
+"""/v1/audio/transcriptions in OpenAI's format. The request becomes a chat that asks for a transcript."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TRANSCRIPTION: Fields = {
     "max_tokens": Field({"type": "integer"}, "tokens of the text at most"),
     **{name: Field({"type": "number"}) for name in ("seed", "top_p", "top_k")},
 }
-# Unsupported fields that would change the answer, each with the reason for the refusal.
+# Fields that would change the answer and are not supported, each with the reason for the refusal.
 _REFUSED = {
     "timestamp_granularities[]": "models tell no times",
     "timestamp_granularities": "models tell no times",
@@ -53,7 +53,7 @@ _REFUSED = {
 
 
 async def transcriptions(request: HttpRequest) -> Any:
-    """Transcribes a sound."""
+    """Transcribes audio."""
     serving = serving_of(request)
     serving.check_ready()
     if SOUND not in media_kinds(serving.model):
@@ -94,7 +94,7 @@ def _format_of(fields: Mapping[str, str]) -> str:
 
 
 def _as_chat(fields: Mapping[str, str], sound: bytes) -> Json:
-    """Returns the body of a chat that asks for the text of a sound. Raises ApiError for a wrong value of a field."""
+    """Returns the body of a chat that asks for a transcript of the audio. Raises ApiError for a wrong field value."""
     prompt = fields.get("prompt") or PROMPT
     if language := fields.get("language"):
         prompt += f" (language: {language})"

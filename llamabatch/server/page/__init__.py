@@ -1,2 +1,2 @@
-"""The web page at /. It shows chats, the live batch, batches, and a comparison of prompts sent one by one with prompts
-sent all at once. Its files need no build."""
+"""The web page at /. It shows chats, the running requests, and batch jobs. It also compares prompts sent one by one
+with prompts sent all at once. The files of the page need no build."""

@@ -21,7 +21,7 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 # The content security policy. Scripts, styles and calls are limited to this server. Inline scripts and styles are
-# forbidden, so that no text of a model can become a script or a style. Pictures come from the server or the user.
+# forbidden, so that no text of a model can become a script or a style. Images come from the server or the user.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -36,7 +36,7 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "cache-control": "no-cache",  # browsers must check the etag: another release has the same URLs
+    "cache-control": "no-cache",  # browsers must check the etag, because another release has the same URLs
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",

@@ -1,1 +1,1 @@
-"""Several models behind one server: which of them are loaded, and how a request reaches the model that it names."""
+"""Several models behind one server: which models are loaded, and how a request reaches its model."""

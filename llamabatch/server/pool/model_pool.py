@@ -1,4 +1,4 @@
-"""ModelPool: several models of one server. Requests load the models that they name, as many as fit in memory."""
+"""ModelPool: several models of one server. A request loads its model. Several models stay loaded if memory allows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llamabatch.server.serving.serving import Serving, unavailable
 logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
-_TICK_S = 0.001  # least seconds of a timer, since a timer that fires early is set again at once
-_WORK_S = 1.0  # seconds between two checks of a model that batches keep loaded
-_FIRST_LOAD_S = 2.0  # seconds that a first load is assumed to take
+_TICK_S = 0.001  # minimum duration of a timer in seconds; a shorter timer could fire early, again and again
+_WORK_S = 1.0  # seconds between two checks of a model whose batches keep it loaded
+_FIRST_LOAD_S = 2.0  # assumed duration of a first load in seconds
 
 
 class PooledModel:
@@ -32,17 +32,20 @@ class PooledModel:
     Args:
         spec: the options of the model.
         serving: the Serving of the model, not started.
-        app: the application over `serving`.
+        app: the application for `serving`.
 
     Attributes:
         state: "sleeping" means that the model was unloaded because no request came.
         error: the reason why the last load failed; None: it did not fail.
-        is_leaving: True while `unload` waits for the end of the model's requests. The model accepts no new requests.
-        n_users: requests that use the model. used_s: the event loop's time when the last use ended.
-        keep_s: seconds without a request after which the model sleeps, as the last client asked; math.inf: never; None:
-            as the options say.
-        last_load_s: seconds that the last successful load took; None: no load has succeeded.
-        n_loads: loads since the start. began_s: the event loop's time when the last load began.
+        is_leaving: True while `unload` waits for the end of the model's requests. Meanwhile the model accepts no new
+            requests.
+        n_users: the number of requests that use the model.
+        used_s: the event loop's time at the end of the last use.
+        keep_s: the model sleeps after this many seconds without a request, as requested by the last client; math.inf:
+            it never sleeps; None: the options decide.
+        last_load_s: duration of the last successful load in seconds; None: no load has succeeded.
+        n_loads: the number of loads since the start.
+        began_s: the event loop's time at the start of the last load.
     """
 
     def __init__(self, spec: ModelSpec, serving: Serving, app: App) -> None:
@@ -71,7 +74,8 @@ class PooledModel:
 
     @property
     def adapters(self) -> list[str]:
-        """The names of the loaded adapters, or of the adapters that a load would load."""
+        """The names of the loaded adapters. If the model is not loaded: the names of the adapters in its
+        configuration."""
         if self.state == "loaded" and self.serving.state in ("ready", "restarting"):
             return self.serving.client.adapters
         return [name for name, _ in self.serving.config.adapters]
@@ -88,7 +92,7 @@ class _Wait:
     Attributes:
         since_s: the event loop's time when the first request came.
         entered: a future for each request, which is done when the request may use the model.
-        is_asked: True if the model must be loaded even if no request waits for it.
+        is_asked: True: the model must be loaded, even if no request waits for the model any more.
     """
 
     since_s: float = field(default_factory=_now)
@@ -99,11 +103,11 @@ class _Wait:
 class ModelPool:
     """The models of a server, by name. Call the methods on one event loop.
 
-    A request for a loaded model runs at once. A request for another model waits until that model is loaded, together
-    with other requests for it. Models are loaded one after another, in the order in which requests asked for them. If a
-    model does not fit beside the loaded models, the models that are idle longest are unloaded first. If all models are
-    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both models
-    gather. Then the busy model accepts no new requests, and its running requests end.
+    A request for a loaded model runs at once. A request for another model waits until that model is loaded. Models are
+    loaded one after another, in the order of their first waiting requests. If there is no room for a model, idle models
+    are unloaded first, beginning with the longest idle. If this is not enough, a busy model must be unloaded. First,
+    the busy model continues for the duration of the waiting model's last load. Then it accepts no new requests, and is
+    unloaded when its running requests have ended.
 
     Args:
         takes_any: requests with an unknown name use the first model.
@@ -139,7 +143,7 @@ class ModelPool:
         self._is_draining = False
         self._changed = asyncio.Event()
 
-    # Members that run.py uses. A Serving has the same members.
+    # run.py uses these members. A Serving has the same members.
 
     @property
     def state(self) -> str:
@@ -182,18 +186,19 @@ class ModelPool:
         await asyncio.gather(*(model.serving.aclose() for model in self.models))
 
     def close(self) -> None:
-        """Ends all requests and frees all models, on any thread."""
+        """Ends all requests and frees all models. May be called on any thread."""
         for model in self.models:
             model.serving.close()
 
-    # Names
+    # Search for models by name.
 
     def has(self, name: str) -> bool:
         """Returns True if a model or an adapter has this name."""
         return any(name in model.serving.names or name in model.adapters for model in self.models)
 
     def find(self, name: str | None) -> PooledModel:
-        """Returns the model with this name, alias or adapter; the first model for None. Raises ApiError (404)."""
+        """Returns the model with this name, alias or adapter. Returns the first model if the name is None. Raises
+        ApiError (404)."""
         if name is None:
             return self.models[0]
         for model in self.models:
@@ -206,7 +211,7 @@ class ModelPool:
             return self.models[0]
         raise model_not_found(name, [model.name for model in self.models])
 
-    # The use of a model
+    # Loading and use of models.
 
     @contextlib.asynccontextmanager
     async def using(
@@ -222,11 +227,11 @@ class ModelPool:
 
         Args:
             loads: replaces the pool's autoload; None: the pool's autoload applies.
-            looks: True: the block only reads, so its end does not restart the idle time of the model.
-            holds: True: the model is not unloaded before the end of the block. False: it may be unloaded earlier, since
-                the request may last as long as a page is open.
-            keep_s: the seconds without a request after which the model sleeps, counted from the end of the block;
-                math.inf: never; None: as the options say. No effect with `looks`, or without `holds`.
+            looks: True: the block only reads, so the idle time of the model does not start again.
+            holds: True: the model is not unloaded before the end of the block. False: the model may be unloaded
+                earlier, because such a request may last as long as a page is open.
+            keep_s: the model sleeps after this many seconds without a request, counted from the end of the block;
+                math.inf: never; None: the options decide. No effect with `looks`, or without `holds`.
 
         Raises:
             ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
@@ -285,7 +290,7 @@ class ModelPool:
                 self._look()
 
     def left_s(self, model: PooledModel) -> float | None:
-        """Returns the seconds until a loaded model sleeps, unless a request comes; None: it never sleeps."""
+        """Returns the seconds until a loaded model sleeps if no request comes; None: the model never sleeps."""
         wishes = (model.keep_s, model.spec.sleep_idle_s, self.options.sleep_idle_s)
         idle_s = next((each for each in wishes if each is not None), math.inf)
         if idle_s == math.inf:
@@ -293,7 +298,7 @@ class ModelPool:
         return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
 
     async def reload(self) -> None:
-        """Adds new models, and removes models that are not loaded and whose files are gone.
+        """Adds new models. Removes each model whose files are gone, unless the model is loaded.
 
         Raises:
             ApiError: the folder of the models or the file of presets cannot be read, or two models share a name (503).
@@ -320,13 +325,13 @@ class ModelPool:
         last = "" if model.last_load_s is None else f"; its last load took {model.last_load_s:.0f} s"
         return f"{model.name} has been loading for {_now() - model.began_s:.0f} s{last}"
 
-    # Internals
+    # Internal methods.
 
     def _loaded(self) -> list[PooledModel]:
         return [model for model in self.models if model.state == "loaded"]
 
     async def _wait_for(self, model: PooledModel) -> None:
-        """Waits until the model is loaded and this request is one of its users."""
+        """Waits until the model is loaded. By then, this request is counted as one of its users."""
         entered = asyncio.get_running_loop().create_future()
         wait = self._waiting.setdefault(model, _Wait())
         wait.entered.append(entered)
@@ -335,7 +340,7 @@ class ModelPool:
             await entered
         except asyncio.CancelledError:
             if entered.done() and not entered.cancelled() and entered.exception() is None:
-                model.n_users -= 1  # _let_in has counted this request already
+                model.n_users -= 1  # _let_in had already counted this request
             if entered in wait.entered:
                 wait.entered.remove(entered)
             is_over = not (wait.entered or wait.is_asked) and model.state != "loading"
@@ -353,7 +358,7 @@ class ModelPool:
         self._look()
 
     def _look(self) -> None:
-        """Serves the requests that have waited longest, and puts idle models to sleep. Called after each change."""
+        """Serves the requests that have waited longest, and puts idle models to sleep. Call it after each change."""
         self._changed.set()
         if not self._is_draining:
             self._serve_waiting()
@@ -400,8 +405,8 @@ class ModelPool:
             self._closing.update(busy)
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
-        """Returns the loaded models to unload for this model. Idle models go first, then models in `before`. In each
-        group, the least recently used model goes first."""
+        """Returns the loaded models that must be unloaded to make room for this model. Idle models go first, then
+        models in `before`, then other busy models. In each group, the least recently used model goes first."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):
@@ -437,7 +442,8 @@ class ModelPool:
     async def _load(self, model: PooledModel) -> None:
         error = await self._load_once(model)
         while isinstance(error, MemoryPlanError):
-            # Other programs now use memory that was free when the models were planned. An idle model makes room.
+            # Memory that was free when the models were planned is now in use by other programs. To make room, an idle
+            # model is unloaded.
             idle = min(
                 (each for each in self._loaded() if not each.n_users), key=lambda each: each.used_s, default=None
             )
@@ -492,7 +498,7 @@ class ModelPool:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)  # asyncio has only a weak reference
+        self._tasks.add(task)  # keeps the task alive, because asyncio has only a weak reference
         task.add_done_callback(self._tasks.discard)
         return task
 

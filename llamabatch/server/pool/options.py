@@ -20,11 +20,11 @@ class PoolOptions:
     """Options of a pool. Raises ConfigError.
 
     Attributes:
-        free_bytes: the bytes that all loaded models together may use: of main memory first, then of each GPU.
-        max_loaded: the most models that are loaded at once; 0: as many as fit.
+        free_bytes: the memory for all loaded models together in bytes: first in main memory, then in each GPU.
+        max_loaded: the maximum number of models that are loaded at once; 0: as many as fit.
         sleep_idle_s: seconds without a request after which a model is unloaded; None: never.
         in_order: True: a busy model accepts no more requests as soon as a request waits for another model. False: the
-            busy model continues for as long as the other model's last load took. Requests for both models then gather.
+            busy model first continues for the duration of the other model's last load.
         autoload: True: a request loads its model. False: the request is refused; POST /models/load loads models.
     """
 
@@ -46,10 +46,11 @@ class ModelSpec:
     """A model of a pool, loaded or not.
 
     Attributes:
-        config: the options of its engine. options: the options of the server, with the names of the model.
-        plan: the plan of its engine on this machine.
-        bytes: the bytes that the model needs of main memory, then of each GPU, in the order of PoolOptions.free_bytes.
-        is_encoder: the model predicts no next token.
+        config: the options of the engine.
+        options: the options of the server, with the names of the model.
+        plan: the plan of the engine on this machine.
+        bytes: the memory of the model in bytes: first in main memory, then in each GPU, as in PoolOptions.free_bytes.
+        is_encoder: the model is an encoder, which generates no tokens.
         on_startup: the model is loaded when the server starts.
         sleep_idle_s: replaces PoolOptions.sleep_idle_s; None: PoolOptions.sleep_idle_s applies.
     """

@@ -1,4 +1,4 @@
-"""The endpoints of a pool. All other requests go to the application of the model that the request names."""
+"""The endpoints of a pool. All other requests go to the application of the requested model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import functools
 import hashlib
-import math
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from llamabatch.server.http.security import App, Receive, Scope, Send, own_path
 from llamabatch.server.monitor.metrics import CONTENT_TYPE, Metrics, PooledFigures
 from llamabatch.server.monitor.metrics import metrics as engine_metrics
 from llamabatch.server.ollama.dialect import LATEST, moment
+from llamabatch.server.ollama.keep_alive import keep_seconds
 from llamabatch.server.ollama.models import NEVER, shown
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
 from llamabatch.server.pool.waiting_stream import WaitingStream, is_event_stream
@@ -41,20 +40,17 @@ from llamabatch.utils.version import __version__
 # The application of the first model answers these paths, even if the model is not loaded.
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
 _PAGE = "/page/"
-_KEPT = "/v1/responses/"  # the path of stored responses, which all models share
+_KEPT = "/v1/responses/"  # path of stored responses; all models share one store
 _NO_LOAD = frozenset(("/slots", "/load"))  # paths that load no model: an unloaded model has no slots and no calls
 _FILES = ("/v1/files", "/v1/batches")
 _OLLAMA = "/api/"
 _ON_LOOP = 2**16  # bytes; a larger body is read on a thread
-_DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # the syntax of Go's time.ParseDuration
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_FOR_EVER_S = 365 * 86_400
 _OWNER = "llamabatch"
 _STATES = {"unloading": "loaded"}  # llama-server has no state "unloading"
 
 
 def routes(pool: ModelPool) -> list[BaseRoute]:
-    """Returns the routes of an application over a pool."""
+    """Returns the routes of a pool's application."""
     own = _Endpoints(pool)
     return [
         Route("/livez", own.livez, methods=["GET"]),
@@ -75,7 +71,7 @@ def routes(pool: ModelPool) -> list[BaseRoute]:
 
 
 class _Endpoints:
-    """The endpoints that a pool itself answers, even if its models are not loaded."""
+    """Endpoints of a pool that need no loaded model."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
@@ -143,8 +139,10 @@ class _Endpoints:
         return json_response({"models": found})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Returns the metrics of one model's engine if the query has `model` or there is only one model. Otherwise
-        returns the metrics of loads and of HTTP."""
+        """Returns the metrics of one engine, or the metrics of loads and HTTP requests.
+
+        The engine's metrics are returned if the query has `model`, or if there is only one model.
+        """
         name, models = request.query_params.get("model") or None, self._pool.models
         state = request.app.state
         if name is not None or len(models) == 1:
@@ -213,7 +211,7 @@ class _Dispatch:
             name = given if isinstance(given, str) else name
             if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
                 name = name.removesuffix(LATEST)
-            keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
+            keep = keep_seconds(body.get("keep_alive")) if path.startswith(_OLLAMA) else None
             streams, ping_s = is_event_stream(path, body), _ping_s(body.get("sse_ping_interval"))
             if body:
                 scope[SCOPE_BODY] = body
@@ -222,13 +220,13 @@ class _Dispatch:
             await _props(pool)(scope, receive, send)
             return
         model = pool.find(name)
-        if path == "/api/show" and model.state != "loaded":  # no load: clients ask about every listed model
+        if path == "/api/show" and model.state != "loaded":  # no load, because clients ask about every listed model
             await json_response(await asyncio.to_thread(_ollama_show, model))(scope, receive, send)
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
         looks = scope["method"] in ("GET", "HEAD")
         holds = not looks or path.startswith(_FILES)
-        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks, holds=holds, keep_s=_seconds(keep))
+        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks, holds=holds, keep_s=keep)
         if streams and not pool.is_open(model):
             await _streamed(pool, model, use, ping_s, scope, receive, send)
         else:
@@ -245,7 +243,7 @@ async def _streamed(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Loads a model, then passes it a request for a stream. Comments keep the stream open during the load."""
+    """Loads a model, then passes it a request for a stream. SSE comments keep the stream open during the load."""
     every_s = model.serving.options.sse_ping_s if ping_s is None else ping_s
     stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), every_s)
     try:
@@ -260,8 +258,9 @@ async def _streamed(
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
-    """Reads a body. Returns the body's JSON object or form fields ({}: the body is empty or a list), and a `receive`
-    that returns the same body again.
+    """Returns the JSON object or the form fields of a body, and a `receive` that returns the same body again.
+
+    If the body is empty or a list, the first result is {}.
 
     Raises:
         ApiError: as in read_json and in Form.
@@ -297,7 +296,7 @@ def _has_route(app: Any, scope: Scope) -> bool:
 
 
 def _props(pool: ModelPool) -> App:
-    """Returns the response of /props without a model, as llama-server's router gives it."""
+    """Returns the response of /props if the request names no model. The fields are those of llama-server's router."""
     return JSONResponse(
         {
             "role": "router",
@@ -313,29 +312,11 @@ def _props(pool: ModelPool) -> App:
 
 
 def _ping_s(interval: object) -> float | None:
-    """Returns the seconds of sse_ping_interval; None: missing, or wrong (the model's application refuses the body)."""
+    """Returns the seconds of sse_ping_interval; None: the field is missing, or wrong. The model's application refuses a
+    wrong field."""
     if isinstance(interval, bool) or not isinstance(interval, int):
         return None
     return float(max(0, interval))
-
-
-def _seconds(keep_alive: object) -> float | None:
-    """Returns the seconds of ollama's keep_alive, a number or a duration such as 5m. math.inf: the value is below 0 or
-    over a year. None: the value is missing or has another form."""
-    if isinstance(keep_alive, bool) or keep_alive is None:
-        return None
-    if isinstance(keep_alive, str):
-        found = _DURATION.findall(keep_alive)
-        if "".join(number + unit for number, unit in found) == keep_alive and found:
-            keep_alive = sum(float(number) * _UNITS_S[unit] for number, unit in found)
-        else:
-            try:
-                keep_alive = float(keep_alive)
-            except ValueError:
-                return None
-    if not isinstance(keep_alive, (int, float)) or math.isnan(keep_alive):
-        return None
-    return math.inf if keep_alive < 0 or keep_alive > _FOR_EVER_S else float(keep_alive)
 
 
 def _names(model: PooledModel) -> list[str]:
@@ -343,7 +324,7 @@ def _names(model: PooledModel) -> list[str]:
 
 
 def _ollama_card(model: PooledModel, name: str) -> Json:
-    """Returns the entry of a model in ollama's lists, from the header of the model's file. Reads the file."""
+    """Returns the entry of a model in ollama's lists. Reads the header of the model's file."""
     try:
         path = resolve(model.serving.config.model)
         state = path.stat()
@@ -370,7 +351,7 @@ def _ollama_show(model: PooledModel) -> Json:
 
 
 def _uses(model: PooledModel) -> list[str]:
-    """Returns the capabilities of a model by ollama's names, as far as they are known before a load."""
+    """Returns ollama's names for the capabilities of a model. The model need not be loaded."""
     spec = model.spec
     uses = {
         "completion": not spec.is_encoder,

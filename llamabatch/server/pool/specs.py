@@ -13,16 +13,18 @@ from llamabatch.planning.plan import bytes_by_place
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.pool.options import ModelSpec
 
-# The options that a plan chooses by the free memory. A later load must use the same values, so spec_of fixes them.
+# A plan chooses values for these options, depending on free memory. Later loads must use the same values, so spec_of
+# fixes them.
 _CHOSEN = ("n_ctx", "n_slots", "kv", "kv_cells", "cache_ram")
 
 
 def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: Any) -> ModelSpec:
-    """Returns the ModelSpec of a model. The plan uses the model's share of the free memory, or all free memory if the
-    share is too small. `more` has further fields of the ModelSpec.
+    """Returns the ModelSpec of a model. The plan uses `share` of the free memory, or all free memory if the share is
+    too small. `more` contains further fields of the ModelSpec.
 
     Raises:
-        ModelFileError: the header of a file is damaged. ConfigError, MemoryPlanError: as in capacity.resolve.
+        ModelFileError: the header of a file is damaged.
+        ConfigError, MemoryPlanError: as in capacity.resolve.
     """
     path = resolve(config.model)
     try:

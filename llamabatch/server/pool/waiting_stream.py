@@ -1,4 +1,5 @@
-"""The stream of a request whose model is being loaded. Comments report the wait until the model answers."""
+"""The response stream of a request during the load of its model. SSE comments keep the stream open until the model
+answers."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ _NAMED = ("/messages", "/responses")  # streams whose events have names
 
 
 def is_event_stream(path: str, body: Json) -> bool:
-    """Returns True if the response is server-sent events."""
+    """Returns True if the response is a stream of server-sent events."""
     return body.get("stream") is True and path.endswith(_PATHS)
 
 
 class WaitingStream:
     """A response that can start before its model is loaded.
 
-    The head is sent with the first comment, as in any stream that is silent for long. The model's response then
-    continues the stream, and an error becomes an event.
+    The head of the response is sent with the first comment. The response of the model then continues the stream, and an
+    error becomes an event.
 
     Args:
         send: the server's `send`.
-        words: returns one line with the reason why the request waits.
+        words: returns one line of text: the reason why the request waits.
         every_s: seconds between two comments; 0: no comments.
     """
 
@@ -57,8 +58,8 @@ class WaitingStream:
         await task
 
     async def send(self, message: Any) -> None:
-        """Sends a message of the model's application. If the stream has begun, drops the head and turns an error
-        response into an event."""
+        """Sends a message of the model's application. If the stream has begun, leaves out the head of the response, and
+        turns an error response into an event."""
         if not self.has_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":

@@ -1,1 +1,1 @@
-"""Request bodies: reads and checks the fields that several dialects share, and makes engine requests from bodies."""
+"""Request bodies: reads and checks the common fields of several dialects, and makes engine requests from bodies."""

@@ -11,8 +11,8 @@ from llamabatch.utils.checks import integer, number, show
 
 
 def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
-    """Removes and returns the fields `adapters` (names, scales) and `lora` (ids, scales) of a body; None: not given.
-    Raises AdapterError."""
+    """Removes the fields `adapters` and `lora` from a body and returns their values. The first value maps names to
+    scales. The second value has pairs of id and scale. None: the field is missing. Raises AdapterError."""
     adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
     if lora is not None and adapters is not None:
         raise AdapterError("adapters and lora are both given; give one of them")
@@ -51,10 +51,10 @@ def _lora(given: object) -> tuple[tuple[int, float], ...] | None:
 def scales_of(
     adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
 ) -> Mapping[str, float] | None:
-    """Returns names and scales of the adapters that a body asks for by name or id; None: the body names no adapters.
+    """Returns names and scales of adapters, requested by name or id; None: the body names no adapters.
 
     Args:
-        loaded: names of the adapters in the order of llama-server's ids.
+        loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
 
     Raises:
         AdapterError: `lora` has an id that belongs to no loaded adapter.

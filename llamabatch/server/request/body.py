@@ -1,5 +1,5 @@
 """Body: reads the values of a JSON body by a table of known fields. Other fields are refused, or ignored and named in a
-header. This module knows nothing of HTTP but the headers."""
+header. The headers are the only part of HTTP in this module."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ OBJECT: Json = {"type": ["object", "null"]}
 
 IGNORED_HEADER = "X-Llamabatch-Ignored"
 TIMEOUT_HEADER = "X-Request-Timeout"
-MAX_REPEATED = 256  # limit of characters in a text that an answer repeats and the model never reads
+MAX_REPEATED = 256  # limit of characters in a text that is repeated in answers but never read by the model
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
 _MAX_HEADER = 1024  # limit of bytes in the value of IGNORED_HEADER
-_MAX_IGNORED = 1024  # limit of ignored names in a body; the event loop writes these names to the header and the log
-_MAX_IGNORED_NAME = 64  # characters kept of an ignored name; log_ignored keeps the names for ever
-_MAX_NAMES = 512  # names sorted for IGNORED_HEADER; each takes at least 3 bytes, so more cannot fit into _MAX_HEADER
-_MAX_LOGGED = 1024  # names of ignored fields that a process logs; further names are not logged
+_MAX_IGNORED = 1024  # limit of ignored names in a body, because the event loop writes them to header and log
+_MAX_IGNORED_NAME = 64  # limit of characters in an ignored name, because log_ignored keeps the names for ever
+_MAX_NAMES = 512  # limit of names in IGNORED_HEADER: each takes at least 3 bytes, so more do not fit into _MAX_HEADER
+_MAX_LOGGED = 1024  # limit of ignored names that a process logs; further names are not logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
 _PART = re.compile(r"[.:\[]")  # separates the name of a field from the rest of a path
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Name of a field -> the parameter to which a reader converts the field, for names that are not in ALIASES.
+# Keys: names of fields that ALIASES does not contain. Values: the parameters that readers make from the fields.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -52,23 +52,23 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """The options of a server that decide how bodies are read.
+    """A server's options for reading bodies.
 
     Attributes:
-        strict: True: unknown fields are refused, and so are values of optional fields outside `only`. False: such
-            fields are ignored and named in a header.
+        strict: True: unknown fields are refused, and so are unsupported values of optional fields. False: such fields
+            are ignored and named in a header.
         max_logprobs: limit of the logprobs at each position; -1: as many as SamplingParams allows.
         trust_templates: a body may contain a chat template. A chat template is a program.
-        sampling: values of SamplingParams for bodies that do not set them.
+        sampling: default values of SamplingParams, for fields that a body does not set.
         template: the server's chat template, in place of the model's.
-        template_kwargs: variables of the chat template for bodies that do not set them.
+        template_kwargs: default variables of the chat template.
         verbose: answers that are not streamed have the entry __verbose.
-        enable_thinking: the template variable of this name for bodies that do not set it; None: the template's default.
-        timeout_s: seconds that the headers of the request allow; None: no limit.
-        variables: names that the server's chat template reads; None: unknown.
-        thinks: the model marks its thinking in a known way.
-        media: kinds of media that the model reads.
-        addresses: a body may give addresses of media, as far as MediaSources allows.
+        enable_thinking: the default of the template variable of this name; None: the template decides.
+        timeout_s: the time limit in the headers of the request, in seconds; None: no limit.
+        variables: names of the variables in the server's chat template; None: unknown.
+        thinks: the model puts its thinking between known tags.
+        media: readable kinds of media.
+        addresses: a body may give media by address. MediaSources decides which addresses are allowed.
         slot_files: the server can save slots to files.
     """
 
@@ -88,7 +88,7 @@ class Rules:
     slot_files: bool = False
 
     def reads(self, name: str) -> bool:
-        """True if the chat template reads a variable, or if its variables are unknown."""
+        """True if the chat template reads a variable, or if the template's variables are unknown."""
         return self.variables is None or name in self.variables
 
 
@@ -102,10 +102,10 @@ class Field:
     Attributes:
         schema: JSON schema of its values.
         doc: the description in the OpenAPI document.
-        only: the accepted values; they ask for the usual behaviour. None: the reader of the body checks the value.
-            In every field, known or not, null means that the field is absent.
+        only: the accepted values, which change nothing. None: the reader of the body checks the value. In every field,
+            known or not, null means that the field is absent.
         advice: how to fix the body, for the error message about a value outside `only`.
-        optional: True: values outside `only` permit a service to do something. Such values are ignored and named in a
+        optional: True: values outside `only` need not be obeyed. Fields with such values are ignored and named in a
             header, or refused if the server is strict. False: values outside `only` are always refused.
     """
 
@@ -158,13 +158,14 @@ def log_ignored(names: Iterable[str]) -> None:
 
 
 class Body:
-    """The values of a body. A reader removes them one by one. The constructor checks the fields that have `only`.
+    """The values of a body. A reader removes them one by one. The constructor checks the fields with an `only`.
 
     Args:
-        body: the JSON object. fields: the endpoint's table of known fields.
+        body: the JSON object.
+        fields: the endpoint's table of known fields.
 
     Attributes:
-        ignored: names of unknown fields, and of known fields and parts without effect here; 1,024 at most.
+        ignored: names of unknown fields, and of known fields and parts without effect; at most 1,024 names.
 
     Raises:
         ApiError: a field has an unsupported value, or a name is unknown and the rules are strict.
@@ -197,7 +198,7 @@ class Body:
 
     @staticmethod
     def _check_logprobs(body: Mapping[str, Any], fields: Fields, most: int) -> None:
-        """Raises ApiError for more logprobs at each position than `most`. The reader checks the value's type."""
+        """Raises ApiError if a body asks for more than `most` logprobs at each position. The reader checks types."""
         for name in _LOGPROBS if most >= 0 else ():
             given = body.get(name)
             count = len(given) if isinstance(given, list) else given
@@ -223,7 +224,7 @@ class Body:
         self._add_ignored(name)
 
     def ignore(self, name: str, value: object, why: str) -> None:
-        """Adds a known field to `ignored`, because its value has no effect here. Raises ApiError if strict.
+        """Adds a known field to `ignored`, because its value has no effect. Raises ApiError if strict.
 
         Args:
             name: the name of the field; for a nested field, its path with dots.
@@ -234,7 +235,7 @@ class Body:
         self._add_ignored(name)
 
     def ignore_not_held(self, place: str, parts: Iterable[str]) -> None:
-        """Adds to `ignored` the parts of a structured output that no grammar enforces. Raises ApiError if strict.
+        """Adds parts of a structured output to `ignored`, because no grammar enforces them. Raises ApiError if strict.
 
         Args:
             place: the field that asks for the structured output.
@@ -246,10 +247,11 @@ class Body:
             self.ignore(name, value or keyword, "a grammar cannot hold it")
 
     def ignore_kind(self, place: str, kind: str, why: str, code: str) -> None:
-        """Adds a part of a body to `ignored`, as its path and type. Raises ApiError if strict.
+        """Adds the path and the type of a part to `ignored`. Raises ApiError if strict.
 
         Args:
-            place: path of the part, such as tools[2]. code: the code of the error.
+            place: path of the part, such as tools[2].
+            code: the code of the error.
         """
         if self._strict:
             message = f"{place} is of type {show(kind)}; {why}"
@@ -272,7 +274,8 @@ class Body:
         return default if value is None else boolean(SamplingError, name, value)
 
     def label(self, name: str) -> str | None:
-        """Removes and returns a text that the answer repeats. Raises PromptError, also for a text that is too long."""
+        """Removes and returns a text, to be repeated in the answer. Raises PromptError, also if the text is too
+        long."""
         value = self.text(name)
         check_repeated(name, value)
         return value
@@ -318,7 +321,7 @@ class Body:
         return {each: value[each] for each in known if value.get(each) is not None}
 
     def rest(self) -> Json:
-        """Returns the values that no reader has removed."""
+        """Returns the values that were not removed by a reader."""
         return dict(self._values)
 
 
@@ -335,7 +338,7 @@ def null_as_empty(part: Mapping[str, Any], name: str) -> object:
 
 
 def text_in(where: str, part: Mapping[str, Any], name: str = "text") -> str:
-    """Returns a text of a history; "" for null. Raises PromptError if the field is missing or no text."""
+    """Returns a text of a history; "" for null. Raises PromptError if the field is missing or is not a text."""
     return string(f"{where}.{name}", null_as_empty(part, name))
 
 
@@ -349,8 +352,8 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 
 def reads(read: R) -> R:
-    """Decorates a reader: an InputError becomes an ApiError. The first argument of the reader is a body. The `param` of
-    the ApiError is the field that the message is about, under the name that the body uses."""
+    """Returns a reader that raises ApiErrors in place of InputErrors. The first argument of the reader is a body. The
+    `param` of an ApiError names the wrong field of the body."""
 
     @functools.wraps(read)
     def call(body: Mapping[str, Any], *args: Any, **options: Any) -> Any:
@@ -363,7 +366,8 @@ def reads(read: R) -> R:
 
 
 def param_of(message: str, body: Mapping[str, Any]) -> str | None:
-    """Returns the field of a body that an error message is about; None: the message names no field of the body.
+    """Finds the field of a body in an error message. Returns its name, or None if the message names no field of the
+    body.
 
     One of the message's first words is the field's name, or the name of the parameter to which the field belongs.
     """

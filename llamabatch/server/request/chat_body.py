@@ -28,7 +28,7 @@ from llamabatch.utils.checks import show
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _REASONING_FORMATS = ("none", "auto", "deepseek")
-# Template variables. Programs send them to every model, even if its template does not read them.
+# Programs send these template variables to every model, even if the model's template does not read them.
 _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
 
 _MEDIA = {
@@ -142,8 +142,8 @@ class ChatBody(Generation):
     Attributes:
         conversation, options: the chat template makes the prompt from these two.
         include_reasoning: the answer contains the thinking.
-        functions: the caller uses the old form of tools, so the answer has function_call.
-        before: token ids of the text before the conversation.
+        functions: the caller uses `functions`, the old form of tools, so the answer has function_call.
+        before: the token ids that come before the conversation.
     """
 
     conversation: Conversation = ()
@@ -160,7 +160,7 @@ class ChatBody(Generation):
         """Returns the request for the engine. Raises InputError.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
         """
         adapters = self.adapter_scales(loaded)
         conversation = known_roles(self.conversation, self.options.template or processor.chat_template)
@@ -250,7 +250,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
 
 
 def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, Any]:
-    """Returns the tools with functions in place of namespaces, and the choice with the names that the model knows."""
+    """Returns the tools and the tool choice. The tools contain functions with full names in place of namespaces."""
     tools: list[Any] = []
     namespaced: Namespaced = {}
     for place, tool in optional.own_tools(body, given, ("function", NAMESPACE)):
@@ -275,7 +275,7 @@ def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, 
 
 
 def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
-    """Returns the plain name of a function in a namespace, and the function under the name that the model knows.
+    """Returns the plain name of a function in a namespace, and the function with its full name.
 
     Args:
         tool: a function in the form of /v1/responses or of a chat.
@@ -296,10 +296,11 @@ def is_begun(messages: list[Json]) -> bool:
 
 
 def template_kwargs(body: Body, rules: Rules) -> Json:
-    """Removes and returns chat_template_kwargs. Ignores variables of _WISHES that the template does not read.
+    """Removes and returns chat_template_kwargs. Variables in _WISHES are ignored if the template does not read them.
 
     Raises:
-        PromptError: the value is no object. ApiError: a variable would be ignored, and the rules are strict.
+        PromptError: the value is not an object.
+        ApiError: a variable would be ignored, and the rules are strict.
     """
     kwargs = body.take("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -311,12 +312,13 @@ def template_kwargs(body: Body, rules: Rules) -> Json:
 
 
 def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Json:
-    """Returns the variables of the chat template for a reasoning effort, if the template reads them.
+    """Returns the variables of the chat template for a reasoning effort; {}: there are none.
 
-    Programs send an effort to every model. An effort without effect is ignored, and a header names its field.
+    Programs send an effort to every model. If the effort has no effect, it is ignored and a header names the field.
 
     Args:
-        name: the name of the field. effort: one of EFFORTS; None: not given.
+        name: the name of the field.
+        effort: one of EFFORTS; None: not given.
 
     Raises:
         ApiError: the effort would change nothing, and the rules are strict.
@@ -336,7 +338,8 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
     Raises ApiError as effort_kwargs does.
 
     Args:
-        name: the name of the field. value: "enabled": the model shall think; any other value: it shall not.
+        name: the name of the field.
+        value: "enabled": thinking is on; any other value: thinking is off.
     """
     wanted = value == "enabled"
     if rules.reads("enable_thinking"):
@@ -348,10 +351,10 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
 
 
 def _usual(rules: Rules) -> dict[str, Any]:
-    """Returns default variables for templates that read them.
+    """Returns default values of variables that some templates read.
 
-    The dates have llama-server's formats and replace fixed dates in templates. Some templates append `functions` to a
-    text. The default is an empty text, because a message already describes the tools.
+    The dates have llama-server's formats and replace fixed dates in templates. Some templates append the variable
+    `functions` to a text. Its default is an empty text, because a message already describes the tools.
     """
     now = datetime.datetime.now()
     found: dict[str, Any] = {
@@ -375,8 +378,8 @@ def _new_form(functions: object, call: object) -> tuple[Any, Any]:
 
 
 def _conversation(messages: object, body: Body) -> Conversation:
-    """Returns the checked messages. Old function calls get the new form. Media of the history become texts if the
-    model cannot read them. Raises PromptError, ApiError."""
+    """Returns the checked messages. Old function calls get the new form. In the history, unreadable media become texts.
+    Raises PromptError, ApiError."""
     if not isinstance(messages, list):
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
     if not messages:
@@ -397,11 +400,12 @@ def _conversation(messages: object, body: Body) -> Conversation:
 
 
 def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
-    """Converts the media of a message to one form. Refuses media that the model cannot read, or replaces them by texts.
+    """Converts the media of a message to one form. Media that the model cannot read are refused, or replaced by texts.
 
     Args:
-        shown: True: the caller asks about this message, and unreadable media are refused. False: texts replace them,
-            because programs send history and results of tools again with each request.
+        shown: True: the message is the caller's question, so unreadable media are refused. False: the message is
+            history or the result of a tool. Programs send history again with each request, so unreadable media become
+            texts.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -454,7 +458,7 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def known_roles(conversation: Conversation, template: str | None) -> Conversation:
-    """Replaces OpenAI's newer role "developer" by "system", unless the template knows "developer"."""
+    """Returns the messages. If the template does not know OpenAI's newer role "developer", "system" replaces it."""
     if template is not None and "developer" in template:
         return conversation
     return [

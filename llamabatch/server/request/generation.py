@@ -1,4 +1,4 @@
-"""Generation: the values of a body that asks for text. Some values are sampling parameters, named as in vLLM,
+"""Generation: the values of a body for generating text. Some values are sampling parameters, named as in vLLM,
 llama-server or OpenAI. The other values describe the answer."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRIORITY_TIER = -1  # the priority of service_tier "priority"; the default is 0,
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LONGEST_LIST = 4096  # characters of dry_sequence_breakers; a longer text is not parsed, and later refused as too long
+_LONGEST_LIST = 4096  # limit of characters in dry_sequence_breakers; a longer text is not parsed, and refused later
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # the bias for llama-server's `false`, which bans a token
 
@@ -47,22 +47,24 @@ class Generation(ABC):
     """The fields of a body except its prompt.
 
     Attributes:
-        params: sampling parameters, with the deadline, and `background` or `priority` by the service tier.
+        params: sampling parameters, with the deadline. The service tier sets `background` or `priority`.
         model: the requested name; None: any.
         adapters: names and scales of adapters; None: the body names none.
         lora: llama-server's ids (positions among the server's adapters) and scales; None: the body names none.
-        text_biases: pairs of a text and the bias of each of its tokens, from logit_bias.
+        text_biases: pairs of text and bias from logit_bias. The bias applies to each token of the text.
         stream: the answer is streamed.
-        include_usage: a last event has the token counts. continuous_usage: each event has the token counts.
+        include_usage: a last event has the token counts.
+        continuous_usage: each event has the token counts.
         service_tier: as requested; None: not given.
         request_id: id of the answer; None: a new id is made.
-        return_token_ids: the answer contains token ids. tokens_as_ids: logprobs name tokens as token_id:17.
+        return_token_ids: the answer contains token ids.
+        tokens_as_ids: logprobs have names like token_id:17 for tokens.
         timings_per_token, return_progress, verbose: as in llama-server.
-        no_output: max_tokens is 0. One token is generated all the same, and the answer omits it.
-        form: name of the field that asks for structured output, such as response_format; None: no field does.
-        id_slot: the slot number under which /slots finds the tokens of this request; None or -1: no number.
-        ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
-        ignored: names of unknown fields, and of known fields and parts without effect here.
+        no_output: max_tokens is 0. The engine still generates one token, but the answer does not contain it.
+        form: name of the field for structured output, such as response_format; None: the body asks for none.
+        id_slot: a number. POST /slots/N later finds the tokens of this request by this number. None or -1: no number.
+        ping_s: a stream sends a comment after this many seconds of silence; 0: never; None: the server's setting.
+        ignored: names of unknown fields, and of known fields and parts without effect.
     """
 
     params: SamplingParams
@@ -91,7 +93,7 @@ class Generation(ABC):
         """Returns the requests, one for each prompt. Raises InputError.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
         """
 
     @property
@@ -101,12 +103,12 @@ class Generation(ABC):
 
     @property
     def has_media(self) -> bool:
-        """True if a prompt has a picture or a sound. Decoding media needs time and memory."""
+        """True if a prompt has images or audio. Decoding them takes time and memory."""
         return False
 
     @property
     def cuts(self) -> bool:
-        """True if a prompt that is too long is cut."""
+        """True if prompts above the limit are cut."""
         return self.params.overflow == "truncate" or self.params.truncate_prompt_tokens is not None
 
     @property
@@ -115,7 +117,7 @@ class Generation(ABC):
         return "default" if self.service_tier == "auto" else self.service_tier
 
     def params_for(self, processor: InputProcessor) -> SamplingParams:
-        """Returns the parameters. In logit_bias, biases of texts become biases of token ids. Raises InputError."""
+        """Returns the parameters, with text_biases as biases of token ids in logit_bias. Raises InputError."""
         if not self.text_biases:
             return self.params
         biases = dict(self.params.biases)
@@ -125,10 +127,10 @@ class Generation(ABC):
         return dataclasses.replace(self.params, logit_bias=biases)
 
     def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
-        """Returns names and scales of the adapters that the body asks for; None: the body names no adapters.
+        """Returns names and scales of the requested adapters; None: the body names no adapters.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
 
         Raises:
             AdapterError: `lora` has an id that belongs to no loaded adapter.
@@ -140,7 +142,7 @@ def read_generation(body: Body, rules: Rules, *, max_tokens: int | None = None, 
     """Reads the values of a Generation by name. The reader of the endpoint must remove its own fields first.
 
     Args:
-        max_tokens: the limit if neither the body nor the server's options set one; None: no limit.
+        max_tokens: the default limit, used if neither the body nor the server's options set a limit; None: no limit.
         chat: True: logprobs is a boolean, and top_logprobs is the number of logprobs, as in a chat.
 
     Raises:
@@ -242,7 +244,8 @@ def _each_once(values: Json) -> Json:
 
 
 def _form(body: Body) -> str | None:
-    """Stores the requested structure as structured_outputs. Returns the name of its field; None: none is requested."""
+    """Stores the requested structure as structured_outputs. Returns the name of its field; None: the body has no such
+    field."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -283,7 +286,7 @@ def _structure(name: str, value: Any) -> Structure | None:
 
 
 def of_form(name: str, message: str) -> str:
-    """Replaces structured_outputs in a message by the name of the field that the body used."""
+    """Replaces structured_outputs in a message by the name of the field in the body."""
     if name == "structured_outputs":
         return message
     said = _OF_FORM.sub(name, message)
@@ -291,7 +294,7 @@ def of_form(name: str, message: str) -> str:
 
 
 def _take_stops(body: Body) -> None:
-    """Removes empty stop strings: web pages send "" if they want no stop string."""
+    """Removes empty stop strings, because web pages send "" for no stop string."""
     for name in ("stop", "stop_strings", "stop_sequences"):
         given = body.take(name)
         if isinstance(given, list):
@@ -300,7 +303,7 @@ def _take_stops(body: Body) -> None:
 
 
 def _take_breakers(body: Body) -> None:
-    """Parses dry_sequence_breakers if they are the text of a JSON list. SillyTavern sends them in this form."""
+    """Parses dry_sequence_breakers if its value is a text with a JSON list. SillyTavern sends such texts."""
     for name in ("dry_sequence_breakers", "dry_sequence_breaker"):
         given = body.take(name)
         if isinstance(given, str) and given.startswith("[") and len(given) <= _LONGEST_LIST:
@@ -336,7 +339,8 @@ def _take_samplers(body: Body) -> None:
 
 
 def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
-    """Removes the biases of texts from logit_bias and returns them. Replaces `false`, a ban, by a number.
+    """Removes the entries for texts from logit_bias and returns these entries. Replaces the bias `false`, a ban, by a
+    number.
 
     llama-server accepts both texts and bans in bodies.
     """
@@ -376,7 +380,7 @@ def _request_id(given: object) -> str | None:
 
 
 def _generates_nothing(body: Body) -> bool:
-    """Returns True if the limit of tokens is 0. Replaces 0 by 1, because scoring a prompt needs one step."""
+    """Returns True if the token limit is 0. Replaces the limit 0 by 1, because even a scored prompt needs one step."""
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:
             limit = integer(SamplingError, name, value, -1, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""GENERATION: the fields that every body that asks for text may have, with their JSON schemas."""
+"""GENERATION: the fields of all bodies for generating text, with their JSON schemas."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _parameters() -> dict[str, Field]:
     return fields
 
 
-# The fields of a body that asks for text. AS_HERE has parameters of other libraries; `named` checks their values.
+# The fields of a body for generating text. AS_HERE has parameters of other libraries; `named` checks their values.
 GENERATION: Fields = {
     **optional.GENERATION,
     **_parameters(),
@@ -142,7 +142,7 @@ GENERATION: Fields = {
         name: Field(_ANY, "kept by other services; without effect here")
         for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     },
-    # Most of the following fields accept only the value that is in effect anyway.
+    # Most of the following fields accept only the value that already applies here.
     "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
     "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
     "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),

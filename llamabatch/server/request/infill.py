@@ -10,7 +10,7 @@ from llamabatch.errors import PromptError
 
 _FIM = ("fim_pre", "fim_suf", "fim_mid")
 _SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no separator token
-_OUTPUT = 128  # tokens of the context that stay free for an output without a limit
+_OUTPUT = 128  # tokens of the context that are left free if the output has no limit
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Gap:
     """A gap in a text.
 
     Attributes:
-        prefix, suffix: the texts around the gap. begun: the beginning of the text in the gap.
+        prefix, suffix: the texts before and after the gap.
+        begun: the beginning of the text in the gap.
         extra: names and texts of other files.
     """
 
@@ -42,7 +43,7 @@ def infill_ids(gap: Gap, processor: InputProcessor, max_tokens: int | None, befo
 
     Args:
         max_tokens: limit of the output; None: no limit, and 128 tokens of the context stay free.
-        before: token ids in front of the prompt. If there are any, the prompt has no BOS of its own.
+        before: token ids in front of the prompt. If there are such ids, the prompt adds no BOS.
 
     Raises:
         PromptError: `before` and the beginning of the text in the gap leave no room.

@@ -1,5 +1,5 @@
-"""JSON bodies: reads the bytes of a request as an object, within limits of size, depth and digits. This module knows
-nothing of HTTP but the bytes of a body and the headers."""
+"""JSON bodies: reads the bytes of a request as an object, within limits of size, depth and digits. The bytes of a body
+and the headers are the only parts of HTTP in this module."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llamabatch.server.request.body import Json
 from llamabatch.utils.checks import show
 
 SCOPE_BODY = "llamabatch.body"  # key of an ASGI scope; the value is the JSON object of a body that was already read
-MAX_DEPTH = 128  # levels of lists and objects; Python's recursion limit is near 1,000 for all code on the stack
-MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
-MAX_SIZE = 2**20  # values in a body; a list, an object and a value with a name each count as several
+MAX_DEPTH = 128  # limit of nested lists and objects; Python's recursion limit, near 1,000, is for all code on the stack
+MAX_DIGITS = 40  # limit of digits in a whole number; the time to read a number grows with the square of its digits
+MAX_SIZE = 2**20  # limit of values in a body; lists, objects and named values count as several values each
 
 _OF_A_LIST = 4  # a list or an object counts as this many values
 _OF_A_NAME = 8  # a value with a name counts as this many values, because the name becomes a string and is looked up
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate, which may be without its other half
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate, whose other half may be missing
 _HALF = re.compile("[\ud800-\udfff]")
 _CURL_TYPE = "application/x-www-form-urlencoded"
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
@@ -30,8 +30,8 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 class Pause:
     """A callable that sleeps for as long as the previous step took. A worker thread calls it between two steps.
 
-    A step holds the interpreter lock, and the event loop waits for the lock at each of its system calls. The sleep lets
-    the event loop make several system calls.
+    A step holds the interpreter lock. The event loop needs this lock again after each of its system calls. The sleep
+    lets the event loop make several system calls.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ def read_json(
 
     Args:
         headers: the headers of the request, with names in lower case; None: the content type is not checked.
-        pause: called between the stages of reading. A stage takes some 20 ms for a body of 20 MB.
+        pause: called between the steps of reading. A step takes about 20 ms for a body of 20 MB.
 
     Raises:
         ApiError: 415: the content type is not JSON in UTF-8. 413: the body has more than MAX_SIZE values. 400: the body
-            is no JSON object in UTF-8; an object has a name twice; a number is NaN, too long or too large; a text has
-            half a surrogate pair; or lists and objects are nested more than MAX_DEPTH deep.
+            is not a JSON object in UTF-8; an object has a name twice; a number is NaN, too long or too large; a text
+            has half a surrogate pair; or lists and objects are nested more than MAX_DEPTH deep.
     """
     if headers is not None:
         _check_type(headers)
@@ -74,7 +74,7 @@ def read_json(
     if not isinstance(value, dict):
         raise ApiError(400, f"the body is {show(value)}; give a JSON object")
     pause()
-    # A regex search blocks all other threads, for 0.1 s at 32 MB, so the quick tests come first.
+    # A regex search blocks all other threads (for 0.1 s in 32 MB), so the quick tests come first.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH or (b"\\u" in data and _MAYBE_HALF.search(text)):
         _check_values(value)
     return value
@@ -98,7 +98,7 @@ def _check_size(data: bytes | bytearray) -> None:
 
 
 def _end_of_text(data: bytes | bytearray, start: int) -> int:
-    """Returns the index behind a string that begins with the quotation mark at `start`."""
+    """Returns the index after the end of a string. The string begins with the quotation mark at `start`."""
     end = start
     while (end := data.find(b'"', end + 1)) >= 0:
         before = end
@@ -131,8 +131,8 @@ def _check_type(headers: Mapping[str, str]) -> None:
 def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
     """True if the content type is the default of `curl -d` and no web page has sent the request.
 
-    llama-server accepts this type. A page can send this type to any server without a preflight, but the headers show
-    that a page has sent the request.
+    llama-server accepts this type. A web page can send this type to any server without a preflight, but the headers
+    then show that a page has sent the request.
     """
     from_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
     return given.strip().lower() == _CURL_TYPE and not from_page

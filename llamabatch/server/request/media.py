@@ -1,5 +1,5 @@
-"""Media in bodies: converts the parts of all dialects to one form for pictures and one for sounds. A medium is in the
-body itself or at an address that the options allow."""
+"""Media in bodies: converts the parts of all dialects to one form for images and one form for audio. The bytes are in
+the body, or at an address allowed by the options."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llamabatch.utils.checks import show
 
 
 def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
-    """Converts a part with a picture or a sound to a part of a chat message. Raises ApiError for an address if the
-    options allow no addresses, because strangers could make the server fetch any address or read any file."""
+    """Converts an image part or audio part to a part of a chat message. Raises ApiError if the part has an address and
+    the options allow none: strangers could make the server fetch any address or read any file."""
     is_sound = media_kind(part) == SOUND
     name = "audio_url" if is_sound else "image_url"
     source = part.get("input_audio" if is_sound else "source")
@@ -46,7 +46,7 @@ def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
 
 
 def content_of(parts: Sequence[str | Json]) -> str | list[Json]:
-    """Returns the content of a message: one text, or a list of parts if one part is a picture or a sound."""
+    """Returns the content of a message: one text, or a list of parts if one part is an image or audio."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "\n".join(texts)

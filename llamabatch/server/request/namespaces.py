@@ -11,12 +11,12 @@ from llamabatch.server.request.body import Body, Json, string
 from llamabatch.utils.checks import show
 
 NAMESPACE = "namespace"
-Namespaced = dict[str, tuple[str, str]]  # the name that the model knows -> namespace and plain name
-Read = Callable[[str, Any, str], tuple[str, Json]]  # (place, tool, namespace) -> plain name and function
+Namespaced = dict[str, tuple[str, str]]  # keys: full names; values: (namespace, plain name)
+Read = Callable[[str, Any, str], tuple[str, Json]]  # takes (place, tool, namespace), returns (plain name, function)
 
 
 def offered(place: str, namespace: object, name: str) -> str:
-    """Returns the name under which the model knows a function, with the namespace as a prefix.
+    """Returns the full name of a function, as the model knows it: the namespace, then the plain name.
 
     Args:
         namespace: None: the function is in no namespace.
@@ -30,7 +30,8 @@ def functions_in(
     """Yields the functions of a namespace as tools of a chat. The first function also gets the namespace's description.
 
     Args:
-        kinds: types of the caller's own tools, without NAMESPACE, because OpenAI's API does not nest namespaces.
+        kinds: types of the caller's own tools. NAMESPACE is not among them, because OpenAI's API does not nest
+            namespaces.
         namespaced: the dict to which the names of the functions are added.
     """
     of, tools = string(f"{place}.name", namespace.get("name")), namespace.get("tools")
@@ -51,7 +52,7 @@ def functions_in(
 
 
 def chosen_name(place: str, name: str, tools: Iterable[Any], namespaced: Namespaced) -> str:
-    """Returns the name under which the model knows a function. The caller chose the function without its namespace.
+    """Returns the full name of a function. The caller has chosen the function by its plain name.
 
     Raises:
         PromptError: several namespaces have a function of this name, and no tool outside of namespaces has this name.

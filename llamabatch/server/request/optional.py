@@ -1,7 +1,7 @@
-"""Fields, tools and history items that permit a service to do something, but do not change the answer.
+"""Fields, tools and history items without effect on the answer. They ask or allow a service to do something else.
 
-All of them are ignored and named in a header, or refused if the server is strict. Fields that change the answer are
-declared without `optional`: values outside `only` are always refused."""
+All these parts of a body are ignored and named in a header, or refused if the server is strict. A field with an effect
+on the answer is declared without `optional`, so its unsupported values are always refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llamabatch.config.other_servers import SETTINGS
 from llamabatch.server.request.body import Body, Field, Fields
 
 BETA_HEADER = "anthropic-beta"
-# Programs put this line before the system prompt, for a service. The line contains a number that changes with each
-# request, so the prefix cache would never match.
+# Some programs put this line before the system prompt, for a service. The line contains a number that changes with each
+# request. If the line stayed, the prefix cache would never match.
 _FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
 
 
@@ -24,7 +24,7 @@ def _allows(advice: str, *usual: object) -> Field:
 
 
 def _settings(*names: str) -> Fields:
-    """Returns fields for the SETTINGS with these names. SETTINGS has the same rules for command-line flags."""
+    """Returns the fields `names`, made from SETTINGS. Flags of the command line use the same SETTINGS."""
     return {
         name: _allows(each.advice, *each.usual) if each.optional else Field({}, "", each.usual, each.advice)
         for name, each in SETTINGS.items()
@@ -54,7 +54,7 @@ MESSAGES: Fields = {
     "mcp_servers": _allows("call tools from your program", []),
 }
 
-# Items and blocks about tools and contexts of a service. Only the model of that service reads them.
+# Items and blocks about tools and contexts of a service. Other models do not read them.
 RESPONSES_ITEMS = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
@@ -77,8 +77,8 @@ MESSAGES_BLOCKS = frozenset(
 def own_tools(
     given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the tools that the caller runs, each with its path. Tools of other types belong to services that this
-    server does not have. Such tools are ignored and named in a header. Raises ApiError if the server is strict.
+    """Yields the caller's own tools, each with its path. Tools of other types belong to services that this server does
+    not have. They are ignored and named in a header. Raises ApiError if the server is strict.
 
     Args:
         kinds: types of the caller's own tools.
@@ -94,7 +94,7 @@ def own_tools(
 
 
 def ignore_betas(given: Body, headers: Iterable[str]) -> None:
-    """Ignores each beta that a program asks for, and names it in a header. No field needs a beta here.
+    """Ignores all requested betas, and names them in a header. The fields of this server need no betas.
 
     Args:
         headers: values of BETA_HEADER.
@@ -108,8 +108,8 @@ def ignore_betas(given: Body, headers: Iterable[str]) -> None:
 
 
 def without_service_line(given: Body, text: str) -> str:
-    """Returns the first text of a system prompt. Removes a first line that is meant for a service, and names it in a
-    header. Raises ApiError if the server is strict."""
+    """Returns a system prompt without its first line if this line is for a service. A header names the removed line.
+    Raises ApiError if the server is strict."""
     line = _FOR_A_SERVICE.match(text)
     if line is None:
         return text
@@ -127,7 +127,7 @@ def behind(answers: Iterable[int]) -> int:
 
 
 def media_text(given: Body, place: str, kind: str) -> str:
-    """Returns the text that replaces a medium of a history. A header names the medium. Raises ApiError if the server is
-    strict."""
+    """Returns a replacement text for an image or audio in the history. A header names the image or audio. Raises
+    ApiError if the server is strict."""
     given.ignore_kind(place, kind, "messages are text", "unsupported_content_part")
     return f"[{kind}: not shown, as this model reads text alone]"

@@ -1,4 +1,4 @@
-"""The common part of bodies for embeddings, ranks and classes. The model generates no text for these bodies."""
+"""Shared fields of bodies for embeddings, ranks and classes. The model generates no text for these bodies."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ POOLING: Fields = {
 
 @dataclass(frozen=True)
 class PooledBody(ABC):
-    """The common part of bodies for embeddings, ranks and classes.
+    """A body for embeddings, ranks or classes.
 
     Attributes:
         model, adapters, lora: as in Generation.
         timeout_s: seconds until the request fails with an error; None: no limit.
-        longest: number of tokens to which texts are cut; -1: as many as the model accepts; None: texts are not cut, and
-            a text that is too long is an error.
+        longest: texts are cut to this number of tokens; -1: the limit of the model; None: texts are not cut, and a text
+            above the limit is an error.
         ignored: names of unknown fields.
     """
 
@@ -67,7 +67,7 @@ class PooledBody(ABC):
         """Returns the requests. Raises InputError.
 
         Args:
-            loaded: names of the adapters in the order of llama-server's ids.
+            loaded: names of the loaded adapters. The index of a name is the adapter's id in llama-server's API.
         """
 
 
@@ -101,8 +101,8 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Cuts each prompt to `longest` tokens, as cut_ids does; None: nothing is cut. The prompts come from as_prompts.
-    Prompts with pictures and sounds are never cut."""
+    """Returns prompts from as_prompts, cut to `longest` tokens with cut_ids. If `longest` is None, nothing is cut.
+    Prompts with media are never cut."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
@@ -115,13 +115,14 @@ def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *,
 
 
 def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:
-    """Returns the `usage` of texts for which nothing is generated."""
+    """Returns the `usage` of a request that generates no tokens."""
     n_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
 
 
 async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutput]:
-    """Returns the outputs of texts. The timeout is enforced here: in the engine, these requests have no deadline.
+    """Runs the requests of a body and returns their outputs. Enforces the timeout, because these requests have no
+    deadline in the engine.
 
     Raises:
         ApiError: a text failed. 504: the texts took longer than the header X-Request-Timeout allows. Also the errors of

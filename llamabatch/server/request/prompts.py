@@ -24,10 +24,11 @@ Prompt = str | tuple[int, ...]
 
 
 class MediaPrompt(NamedTuple):
-    """A text with marks for pictures and sounds, and its media, each as the bytes of a file or a part of a message.
+    """A text and its images and audio. The text has a mark for each of them.
 
     Attributes:
-        mark: the mark in the text; None: one of the usual marks.
+        media: the images and audio. Each is the bytes of a file, or a message part.
+        mark: the mark in the text; None: text_prompt finds the marks.
     """
 
     text: str
@@ -78,12 +79,12 @@ def as_prompts(
     because callers send rendered chat templates as prompts. A text that begins with BOS gets no second BOS.
 
     Args:
-        add_special: put BOS in front if the model wants it.
+        add_special: put the special tokens of the vocabulary, such as BOS, around a text.
         longest: the limit of tokens in a text; None: no limit.
 
     Raises:
-        ContextLengthError: a text has more than `longest` tokens. The length is checked before the
-            tokens, because checking a million tokens would delay other requests.
+        ContextLengthError: a text has more than `longest` tokens. The length is checked first, because a check of a
+            million token ids would delay other requests.
     """
     bos, found = processor.bos_text, []
     for place, prompt in enumerate(prompts):
@@ -152,7 +153,7 @@ def _mixed(name: str, given: object) -> Mixed:
 
 
 def read_with_media(given: object, body: Body, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
-    """Reads prompts as read_mixed does, and accepts prompts with pictures and sounds if the model reads them."""
+    """Reads prompts as read_mixed does. Also accepts prompts with images and audio if the model reads them."""
     if not body.reads:
         return read_mixed(given, name)
     listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
@@ -166,7 +167,7 @@ def read_with_media(given: object, body: Body, name: str = "prompt") -> tuple[tu
 
 
 def _with_media(name: str, given: object, body: Body) -> MediaPrompt | None:
-    """Returns a prompt with media; None: `given` has no media, or no text in prompt_string."""
+    """Returns a prompt with media; None: `given` has no media, or its prompt_string is not a text."""
     content = given.get("content") if isinstance(given, dict) else None
     if isinstance(content, list) and any(media_kind(part) is not None for part in content):
         media = [part for part in content if media_kind(part) is not None]

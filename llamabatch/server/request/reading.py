@@ -1,4 +1,4 @@
-"""Turns an HTTP request into the body of an endpoint: reads the bytes, checks the fields, finds the model."""
+"""Turns an HTTP request into the body of an endpoint: reads the bytes, checks the fields, and finds the model."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
     """Reads the body of a request.
 
     Args:
-        read: the reader of the endpoint, which makes the body from the JSON object and the rules.
+        read: the reader of the endpoint. It makes the body from the JSON object and the rules.
 
     Raises:
-        ApiError: the model is not available, the body is no JSON, or a field is refused.
+        ApiError: the model is not available, the body is not JSON, or a field is refused.
     """
     serving.check_ready()
-    # request.body() would keep the bytes in memory while the answer streams. Joining a list of parts would need twice
-    # the memory.
+    # The parts are read one by one, because request.body() would keep the bytes in memory while the answer streams. A
+    # list of parts would need twice the memory when the parts are joined.
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -60,7 +60,7 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
 
 
 def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
-    """Returns the rules by which the server reads bodies."""
+    """Returns the server's rules for bodies."""
     options, config = serving.options, serving.plan.config
     template = options.chat_template or serving.model.chat_template
     return Rules(
@@ -83,7 +83,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
 
 @functools.lru_cache(4)
 def _variables_of(template: str | None) -> frozenset[str] | None:
-    """Returns the variables that a template reads; None: no template, or a broken template (each chat then fails)."""
+    """Returns the variables of a template; None: there is no template, or a broken one (each chat then fails)."""
     try:
         return None if template is None else template_variables(template)
     except ConfigError:
@@ -91,11 +91,11 @@ def _variables_of(template: str | None) -> frozenset[str] | None:
 
 
 def with_model(body: G, serving: Serving) -> G:
-    """Returns a Generation or PooledBody with its adapters. A body without adapters may name an adapter as its
-    model. Any other body without adapters gets the server's default adapters.
+    """Returns a Generation or PooledBody with its adapters. A body without adapters may give the name of an adapter as
+    its model. If it does not, the server's default adapters apply.
 
     Raises:
-        ApiError: 404: no model and no adapter has the name in the body.
+        ApiError: 404: neither a model nor an adapter has the name in the body.
     """
     given: Any = body
     if given.adapters is not None or given.lora is not None:
@@ -110,8 +110,8 @@ def with_model(body: G, serving: Serving) -> G:
 
 
 def check_model(name: str | None, serving: Serving) -> None:
-    """Raises ApiError (404) if no model and no adapter has this name. With any_model, or without served_model_names,
-    the server accepts every name."""
+    """Raises ApiError (404) if neither a model nor an adapter has this name. With any_model, or without
+    served_model_names, the server accepts every name."""
     named = serving.options.served_model_names
     takes_any = not named or serving.options.any_model
     if name is not None and not takes_any and name not in named and name not in serving.client.adapters:
@@ -119,8 +119,8 @@ def check_model(name: str | None, serving: Serving) -> None:
 
 
 def adapter_ids(serving: Serving) -> list[str]:
-    """Returns the names of the loaded adapters in the order of llama-server's ids. Adapters with which the server
-    started come before adapters that were loaded later."""
+    """Returns the names of the loaded adapters. The index of a name is the adapter's id in llama-server's API. Adapters
+    from the start of the server come before adapters that were loaded later."""
     loaded = serving.client.adapters
     first = [name for name, _ in serving.plan.config.adapters if name in loaded]
     return first + [name for name in loaded if name not in first]

@@ -12,7 +12,7 @@ from llamabatch.server.request.body import ignored_headers, log_ignored
 from llamabatch.server.response.json_text import dump, dump_in_pieces
 from llamabatch.server.serving.serving import Serving
 
-PART = 2**17  # about the number of characters that are sent at once
+PART = 2**17  # approximate number of characters that are sent at once
 
 
 def json_response(value: Any, ignored: tuple[str, ...] = ()) -> Response:
@@ -37,7 +37,7 @@ async def large_response(
 
 
 def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns the header that names ignored fields, and logs these fields."""
+    """Returns the header that names the ignored fields. Logs the names."""
     if not names:
         return {}
     log_ignored(names)
@@ -45,7 +45,7 @@ def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def in_parts(pieces: Iterable[str]) -> Iterator[bytes]:
-    """Joins pieces of a text to parts of at least PART characters; the last part may be shorter."""
+    """Yields parts of at least PART characters, joined from pieces of a text. The last part may be shorter."""
     held: list[str] = []
     n = 0
     for piece in pieces:
@@ -59,10 +59,11 @@ def in_parts(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 class ResponseInParts:
-    """An ASGI response of JSON that makes each part after it has sent the previous part.
+    """An ASGI response of JSON in parts. Each part is made after the previous part has been sent.
 
     Args:
-        first: the first part. rest: the other parts.
+        first: the first part.
+        rest: the other parts.
     """
 
     def __init__(self, serving: Serving, first: bytes, rest: Iterator[bytes], headers: Mapping[str, str]) -> None:

@@ -1,5 +1,5 @@
-"""Server-sent events: a response that streams the outputs of a RequestStream. Each list of
-outputs becomes one body part, or several parts if the list takes long to write.
+"""Server-sent events: a response that streams the outputs of a RequestStream. Each list of outputs becomes one body
+part, or several parts if the list takes long to write.
 
 uvicorn's `send` waits while a slow reader's socket is full. Meanwhile, the RequestStream joins new outputs.
 Comments keep a silent connection open.
@@ -18,7 +18,7 @@ from llamabatch.server.serving.serving import Serving
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-_AT_ONCE = 64  # outputs that a worker thread writes in one call
+_AT_ONCE = 64  # maximum number of outputs in one call on a worker thread
 _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer events
@@ -51,13 +51,13 @@ class Chunks(Protocol):
 
 
 class EventStream:
-    """An ASGI response of events. Its head waits for the first event, so that an earlier error has its own status.
+    """An ASGI response of events. The head waits for the first event, so that an earlier error can set the status.
 
     Args:
-        serving: its worker threads write events that take long.
+        serving: the Serving. Its worker threads write large events.
         stream: the outputs.
         chunks: turns outputs into events.
-        ping_s: seconds without an event after which a comment (and the head) is sent; 0: never.
+        ping_s: after this many seconds without an event, a comment is sent, preceded by the head if needed; 0: never.
         headers: additional response headers.
     """
 
@@ -135,7 +135,7 @@ class EventStream:
             stream.abort()
 
     def idle(self) -> bytes:
-        """Returns at least one byte to send when a poked stream has no outputs."""
+        """Returns the bytes (at least one) to send when a poked stream has no outputs."""
         return PING
 
     async def _start(self, send: Any) -> None:
@@ -152,7 +152,7 @@ class EventStream:
             self._timer = loop.call_at(self._sent_s + self._ping_s, self._on_timer, loop)
 
     def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Pokes a silent stream. A stream has a single timer, so that no token needs a timer of its own."""
+        """Pokes a silent stream. A stream has only one timer, because a timer for each token would be slow."""
         if loop.time() - self._sent_s >= self._ping_s * 0.99:
             self._stream.poke()
             self._sent_s = loop.time()

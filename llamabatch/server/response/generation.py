@@ -1,4 +1,4 @@
-"""The response to a body that asks for generated text, whole or as a stream. Each dialect writes both forms itself."""
+"""The response with generated text, whole or as a stream. Each dialect writes both forms itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llamabatch.server.serving.dispatcher import RequestStream
 from llamabatch.server.serving.serving import Prepare, Serving
 
 Outputs = list[RequestOutput]
-Count = Callable[[Outputs], int]  # counts the tokens of the thinking in whole outputs
+Count = Callable[[Outputs], int]  # returns the number of thinking tokens in whole outputs
 
 
 async def respond(
@@ -42,11 +42,11 @@ async def respond(
 
     Args:
         whole: makes the whole answer from the outputs and the number of thinking tokens.
-        chunks: makes the writer of a stream's events, after the requests are submitted.
+        chunks: makes the writer of a stream's events. Called after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
-        outputs: reads the outputs of a whole answer from the stream; None: RequestStream.outputs does this.
-        is_large: True if a whole answer takes long to write even if its outputs are short.
-        stream: makes the streamed response from the arguments of EventStream.
+        outputs: reads the outputs of a whole answer from the stream; None: RequestStream.outputs reads the outputs.
+        is_large: True: a whole answer is large, even if the outputs are short.
+        stream: makes the streamed response. Takes the arguments of EventStream.
 
     Raises:
         ApiError: a request failed. Also the errors of Serving.submit.
@@ -57,7 +57,7 @@ async def respond(
     if serving.slot_files is not None and body.id_slot is not None and body.id_slot >= 0:
         noted = serving.slot_files.noted(body.id_slot)
         if body.params.cache_salt is not None or body.adapters or body.lora:
-            noted = None  # the text cannot be saved: slot files have no adapters, and every caller may load them
+            noted = None  # the text must not be saved: slot files have no adapters, and any caller may load them
         ignored += ["id_slot"] if noted is None else []
 
     def prepared(processor: InputProcessor) -> Submission:
@@ -76,7 +76,7 @@ async def respond(
             media=body.has_media,
             noted=noted,
         )
-    except PromptError as error:  # for example from the chat template
+    except PromptError as error:  # for example an error of the chat template
         raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
     except SamplingError as error:
         if body.form is None or "structured_outputs" not in str(error):
@@ -97,8 +97,8 @@ async def respond(
 
 
 def _not_held(submission: Submission, body: Generation, *, strict: bool) -> list[str]:
-    """Returns the parts of tools that the grammar of tool calls does not enforce. Raises ApiError if there are such
-    parts and the server is strict."""
+    """Returns parts of tools that are not enforced by the grammar of tool calls. If there are such parts and the server
+    is strict, raises ApiError."""
     own = body.params.structure
     known = () if own is None else own.not_held
     forms = [request.params.structure for request in submission.requests]
@@ -119,7 +119,7 @@ def without_output(output: RequestOutput) -> RequestOutput:
 
 
 class _WithoutOutput:
-    """A writer of events that leaves out the generated tokens."""
+    """A writer of events without the generated tokens."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -148,6 +148,6 @@ def _without_text(piece: SequenceOutput) -> SequenceOutput:
 
 
 def reasoning_tokens(outputs: Outputs, model: Model) -> int:
-    """Returns the number of tokens of thinking. Tokenizes the text again, since outputs do not mark these tokens."""
+    """Returns the number of thinking tokens. Tokenizes the text again, since outputs do not mark these tokens."""
     texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
     return sum(len(model.tokenize(text, add_special=False)) for text in texts)

@@ -1,5 +1,5 @@
-"""JSON without blanks for answers of any size, and estimates of the work to write outputs. Large values are written in
-pieces. The entries of the longest lists are made only when they are written."""
+"""Writes answers of any size as JSON without blanks, and estimates the work to write outputs. Large values are written
+in pieces. The entries of the longest lists are made only when they are written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ quoted = encode_basestring  # a C function that writes a str as JSON
 
 
 class Rows(Sequence[Any]):
-    """A list for JSON that makes its entries when they are written.
+    """A list for JSON. Each entry is made when it is written.
 
-    This saves memory: entries of logprobs take ten times the memory of their sources.
+    This saves memory: an entry with logprobs takes ten times as much memory as its source.
 
     Args:
-        given: the sources, one for each entry. make: makes an entry from its source.
+        given: the sources, one for each entry.
+        make: makes an entry from its source.
     """
 
     def __init__(self, given: Sequence[Any], make: Callable[[Any], Any]) -> None:
@@ -47,10 +48,10 @@ class Rows(Sequence[Any]):
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, default=list).encode
 
 
-_SLICE = 1024  # entries of a list that are written at once
+_SLICE = 1024  # number of list entries that are written at once
 
 
-_ROWS = 64  # entries of a Rows that are written at once
+_ROWS = 64  # number of entries of Rows that are written at once
 
 
 def dump(value: Any) -> str:
@@ -59,8 +60,8 @@ def dump(value: Any) -> str:
 
 
 def dump_in_pieces(value: Any) -> Iterator[str]:
-    """Yields the text of `dump` in pieces, for large values on a worker thread. The encoder blocks other threads until
-    it returns, so long lists are encoded in slices."""
+    """Yields the text of `dump` in pieces. Called on worker threads for large values. Long lists are encoded in slices,
+    because each call of the encoder blocks other threads."""
     if isinstance(value, dict) and not _is_flat(value):
         before = "{"
         for key, each in value.items():
@@ -96,7 +97,7 @@ LIGHT = 512  # outputs up to this `weight` are written in a few milliseconds at 
 
 
 def weight(outputs: Sequence[RequestOutput]) -> int:
-    """Returns the work to write outputs as JSON. A logprob, a token id or 64 characters of text count as 1."""
+    """Returns the estimated work to write outputs as JSON: 1 for a logprob, a token id or 64 characters of text."""
     found = 0
     for output in outputs:
         found += len(output.prompt_token_ids) + count(output.prompt_logprobs)
@@ -107,7 +108,7 @@ def weight(outputs: Sequence[RequestOutput]) -> int:
 
 
 def weight_of_pieces(outputs: Sequence[SequenceOutput]) -> int:
-    """Returns the work to write the outputs of a stream as JSON, in the unit of `weight`."""
+    """Returns the estimated work to write the outputs of a stream as JSON, in the unit of `weight`."""
     return sum(
         len(each.token_ids) + (len(each.text) + len(each.reasoning)) // 64 + count(each.logprobs) for each in outputs
     )

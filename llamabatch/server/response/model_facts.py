@@ -1,4 +1,4 @@
-"""Facts of the served model and its file that several dialects report."""
+"""Facts about the served model and its file. Several dialects report these facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class FileFacts(NamedTuple):
     """Facts of the tensors in a file.
 
     Attributes:
-        n_params: number of parameters. n_bytes: bytes of the parameters.
+        n_params: number of parameters.
+        n_bytes: bytes of the parameters.
         weight_type: the type of most parameters, such as Q8_0; "" if the file is gone.
     """
 
@@ -58,12 +59,12 @@ def facts_of_file(path: Path) -> FileFacts:
 
 
 def architecture_of(model: Model) -> str:
-    """Returns the architecture that the model's file names; "": the file names none."""
+    """Returns the architecture in the metadata of the model; "": the metadata has none."""
     return model.metadata.get("general.architecture", "")
 
 
 def model_names(serving: Serving) -> list[str]:
-    """Returns all names that requests may give as their model: the model's own names, then names of adapters."""
+    """Returns all valid model names for requests: the model's own names, then names of adapters."""
     return [*serving.names, *serving.client.adapters]
 
 
@@ -101,7 +102,7 @@ def details(architecture: str, facts: FileFacts) -> Json:
 
 
 def capabilities(serving: Serving) -> list[str]:
-    """Returns the abilities of the model by ollama's names, and "rerank"."""
+    """Returns the names of the model's capabilities: ollama's names, and also "rerank"."""
     model = serving.model
     generates = model.cannot_generate is None
     media = media_kinds(model)

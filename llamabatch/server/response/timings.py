@@ -11,9 +11,9 @@ from llamabatch.request.outputs import RequestOutput
 def timings_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Returns counts, milliseconds and rates of the prompts and the texts of a response.
 
-    As in llama-server, the time of a prompt ends with the first token, because this token needs no step of its own. So
-    the rate and the time per token of a text count the steps after the first token. They are 0 without such steps. The
-    requests of a list ran side by side, so their milliseconds overlap.
+    As in llama-server, the time of a prompt ends with the first token, because the prefill already yields this token.
+    The rate and the time per token of a text therefore count only the steps after the first token. Both are 0 if there
+    are no such steps. The requests of a list run at the same time, so their milliseconds overlap.
     """
     cached = sum(output.num_cached_tokens for output in outputs)
     prompt_n = sum(len(output.prompt_token_ids) for output in outputs) - cached
@@ -33,7 +33,9 @@ def prompt_timings(n_computed: int, n_cached: int, ms: float) -> dict[str, Any]:
     """Returns the timings of a prompt.
 
     Args:
-        n_computed: computed prompt tokens. n_cached: prompt tokens from the cache. ms: milliseconds for the prompt.
+        n_computed: number of computed prompt tokens.
+        n_cached: number of prompt tokens from the cache.
+        ms: milliseconds for the prompt.
     """
     return {
         "cache_n": n_cached,
@@ -48,7 +50,9 @@ def output_timings(n_output: int, steps: int, ms: float) -> dict[str, Any]:
     """Returns the timings of a generated text.
 
     Args:
-        n_output: tokens of the text. steps: tokens after the first. ms: milliseconds of these steps.
+        n_output: number of tokens of the text.
+        steps: number of tokens after the first.
+        ms: milliseconds of these steps.
     """
     return {
         "predicted_n": n_output,

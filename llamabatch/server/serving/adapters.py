@@ -1,4 +1,4 @@
-"""Adapters of a server: the files of loaded adapters, and the files that requests may name."""
+"""Adapters of a server: the files of loaded adapters, and checks of files in requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_PATH = 4096
 
 
 class AdapterFiles:
-    """The files of a server's adapters. Its methods block, so call them on a worker thread."""
+    """The files of a server's adapters. The methods block, so call them on a worker thread."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = weakref.ref(serving)
@@ -29,21 +29,21 @@ class AdapterFiles:
         self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """Returns an adapter's path in the folder of adapters; its file name if it is elsewhere; "" if unknown."""
+        """Returns an adapter's path within the folder of adapters, the name of a file elsewhere, or "" if unknown."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents
         return str(path.relative_to(os.path.realpath(folder or ""))) if is_below else path.name
 
     def load(self, name: str, path: str, *, in_place: bool = False) -> None:
-        """Loads an adapter from the folder of adapters, under a name that requests may give as their model.
+        """Loads an adapter from the folder of adapters. Requests may give its name as their model.
 
         Args:
             in_place: True: a loaded adapter of this name is unloaded first. False: such an adapter is an error.
 
         Raises:
             ApiError: 400 if the name or the file is refused, 403 if the server has no folder of adapters or the file is
-                outside of it, 404 if the file does not exist.
+                outside of this folder, 404 if the file does not exist.
         """
         serving = self._checked(name)
         file = allowed_file(path, serving.options)
@@ -91,7 +91,7 @@ class AdapterFiles:
             raise ApiError(409, str(error), code="adapter_in_use", param="lora_name") from error
         self._paths.pop(name, None)
         scales = serving.options.default_adapters
-        if name in scales:  # otherwise all requests that name no adapters would fail
+        if name in scales:  # otherwise all requests without adapters would fail
             left = {other: scale for other, scale in scales.items() if other != name}
             serving.set_options(default_adapters=left)
 
@@ -112,14 +112,14 @@ class AdapterFiles:
 
 
 def allowed_file(path: str, options: ServerOptions) -> Path:
-    """Returns the file that a request names. With links resolved, the file must be in the folder of adapters.
+    """Returns the file at a path from a request. After links are resolved, the file must be in the folder of adapters.
 
     Args:
         path: relative to the folder of adapters, or absolute.
 
     Raises:
-        ApiError: 403 if there is no folder of adapters or the file is outside of it, 404 if the file does not exist,
-            400 if the path is invalid or is not a file.
+        ApiError: 403 if there is no folder of adapters or the file is outside of this folder, 404 if the file does not
+            exist, 400 if the path is invalid or is not a file.
     """
     if options.lora_dir is None:
         raise ApiError(

@@ -1,7 +1,7 @@
-"""Estimates the wait before a new request, for Retry-After and for deadlines that would pass in the queue.
+"""Estimates how long a new request would wait, for Retry-After and for deadlines that would pass in the queue.
 
 The engine is not queried. The FrontClient reports requests that enter and end, and a simulation of the slots says which
-of these requests run. Estimates are too short rather than too long: a request that might succeed is admitted.
+of these requests run. Estimates are too short rather than too long, so that a request is admitted if it might succeed.
 Pure Python.
 """
 
@@ -23,16 +23,16 @@ MAX_RETRY_S = 60
 WINDOW_S = 30.0  # seconds over which the rate is measured
 # A deadline is refused only after this many measured requests. The first requests are slower: the engine warms up.
 MIN_MEASURED = 4
-_KEPT = 64  # how many of the newest requests count; older ones do not show the present speed
+_KEPT = 64  # number of newest requests that count; older requests do not show the present speed
 
 _Tier = tuple[bool, int]
 
 
 class EndRate:
-    """The rate at which continuations end, over the last WINDOW_S seconds of busy time."""
+    """Measures how many continuations end per second, over the last WINDOW_S seconds of busy time."""
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the previous entry, continuations ended)
+        self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the previous entry, continuations)
         self._busy_s = 0.0
         self._ended = 0
         self._open_s = 0.0  # busy seconds since the last end
@@ -54,8 +54,8 @@ class EndRate:
 
     @property
     def per_s(self) -> float | None:
-        """The continuations that end per second; None: nothing measured. The rate sinks while nothing ends. Before the
-        first end, the rate assumes that one continuation ends now."""
+        """The number of continuations that end per second; None: nothing is measured. The rate falls while no
+        continuation ends. Before the first end, the rate assumes that one continuation ends now."""
         if not self._ended:
             return 1.0 / self._open_s if self._open_s > 0.0 else None
         seconds = self._busy_s + self._open_s
@@ -63,12 +63,15 @@ class EndRate:
 
 
 class _Measured(NamedTuple):
-    """Sums over successful requests.
+    """Totals of successful requests.
 
     Attributes:
-        requests: number of requests. prompt_tokens: prompt tokens that were computed.
-        prefill_s, decode_s: seconds in a slot before and after the first token.
-        steps: tokens after the first one. output_tokens: tokens of the longest continuation of each request.
+        requests: number of requests.
+        prompt_tokens: number of computed prompt tokens.
+        prefill_s: seconds in a slot up to the first token.
+        decode_s: seconds in a slot after the first token.
+        steps: number of tokens after the first token.
+        output_tokens: number of output tokens. Of each request, only the longest continuation counts.
     """
 
     requests: int
@@ -83,14 +86,14 @@ _NOTHING = _Measured(0, 0, 0.0, 0, 0.0, 0)
 
 
 class SlotSpeed:
-    """The seconds that a token takes in a slot, and the usual length of an answer, from the last successful requests.
+    """The time of a token in a slot, and the usual length of an answer, both measured on the last successful requests.
 
     len() is the number of these requests.
     """
 
     def __init__(self) -> None:
         self._last: deque[_Measured] = deque(maxlen=_KEPT)
-        self._known_sum: _Measured | None = None  # the sum of self._last; None: outdated
+        self._known_sum: _Measured | None = None  # the sum of self._last; None: must be computed again
 
     def __len__(self) -> int:
         return len(self._last)
@@ -109,15 +112,15 @@ class SlotSpeed:
 
     @property
     def _sum(self) -> _Measured:
-        """The sum of the last requests, computed only on demand, since most requests end without a query."""
+        """The sum of the last requests. The sum is computed on demand, because most requests end without a query."""
         found = self._known_sum
         if found is None:
             found = self._known_sum = _Measured(*map(sum, zip(*self._last, strict=True))) if self._last else _NOTHING
         return found
 
     def service_s(self, request: Request) -> float:
-        """Returns the estimated seconds of a request in a slot. If the request may end before max_tokens, the usual
-        length of an answer is assumed."""
+        """Returns the estimated seconds of a request in a slot. If the request may end before max_tokens, its answer is
+        assumed to have the usual length."""
         total = self._sum
         of_prompt = total.prefill_s / total.prompt_tokens if total.prompt_tokens else 0.0
         of_step = total.decode_s / total.steps if total.steps else 0.0
@@ -156,8 +159,8 @@ class Admission:
 
     Args:
         n_slots: continuations that can run at once.
-        n_in_flight: returns how many continuations and texts to embed run or wait in the client.
-        preempt: requests take the slots of running requests with a worse priority.
+        n_in_flight: returns the number of continuations, and of texts to embed, that run or wait in the client.
+        preempt: True: requests take the slots of running requests with a worse priority.
     """
 
     def __init__(self, n_slots: int, n_in_flight: Callable[[], int], *, preempt: bool = False) -> None:
@@ -171,16 +174,16 @@ class Admission:
         self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may contain requests that have ended
         self._n_running = 0  # continuations that have slots
         self._n_entered = 0
-        self._last_s: float | None = None  # the last time given by a caller
-        self._promised_s = 0.0  # the time of the last retry that was promised
+        self._last_s: float | None = None  # the latest `now` of a caller
+        self._promised_s = 0.0  # the latest time that retry_after_s has returned to a caller
 
     @property
     def n_in_flight(self) -> int:
-        """The number of continuations and texts to embed that run or wait."""
+        """The number of continuations, and of texts to embed, that run or wait."""
         return self._counted()
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
-        """Adds requests that are in flight from `now` on. `now` is in seconds of any monotonic clock."""
+        """Adds requests at the time `now`, in seconds of any monotonic clock."""
         with self._lock:
             self._advance(now)
             for request in requests:
@@ -213,10 +216,10 @@ class Admission:
             self._start(now)
 
     def retry_after_s(self, n: int, now: float) -> int:
-        """Returns after how many seconds (1 to MAX_RETRY_S) a call of `n` continuations should try a full queue again.
+        """Returns the seconds (1 to MAX_RETRY_S) until a caller with `n` continuations should try a full queue again.
 
-        Each free place is promised only once, so that callers who were refused together do not come back together. No
-        retry is later than the time at which the present queue would be empty.
+        Each free place is promised to only one caller. Callers who were refused together therefore do not come back
+        together. The latest retry is at the time when the present queue would be empty.
         """
         with self._lock:
             self._advance(now)
@@ -230,7 +233,7 @@ class Admission:
     def wait_s(self, request: Request, now: float) -> float | None:
         """Returns the seconds until a request would get its first slot; None: too few requests were measured.
 
-        Running requests count if they would keep their slots. Waiting requests count if their tier is equal or better.
+        A running request counts if it would keep its slot. A waiting request counts if its tier is equal or better.
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
@@ -282,6 +285,6 @@ class Admission:
 
     def _advance(self, now: float) -> None:
         last_s = now if self._last_s is None else self._last_s
-        self._last_s = max(now, last_s)  # another thread may have given a later time
+        self._last_s = max(now, last_s)  # another thread may have passed a later `now`
         if self._entered:
             self.rate.passed(self._last_s - last_s)

@@ -10,12 +10,12 @@ from llamabatch.engine.validation import check_length
 from llamabatch.errors import ContextLengthError, PromptError
 from llamabatch.llama.model import Model
 
-# The limit of characters in a text that is only tokenized, or that may be cut to n_ctx.
+# The limit of characters in a text if it is only tokenized, or if it may be cut to n_ctx.
 MAX_TEXT = 2**20
-# The first text above the limit is still tokenized if it has at most this many characters. Its refusal then says how
-# many tokens it has.
+# The first text above the limit is still tokenized if the text has at most this many characters. The refusal can then
+# give the number of tokens.
 COUNTED = 2**18
-_MARKS = 2**14  # characters for marks of thinking and tools, which a call tokenizes beside its prompts
+_MARKS = 2**14  # extra characters: a call also tokenizes tags of thinking and of tools
 
 
 class BoundedModel:
@@ -23,10 +23,10 @@ class BoundedModel:
 
     Args:
         longest: the limit of characters in a text.
-        refusal: makes the exception for a number of characters.
+        refusal: returns the exception for a text of this many characters.
         n_texts: limits all texts together to n_texts * longest characters; None: no limit.
-        n_ctx: the limit of tokens in a text. The first text that is too long, but not above COUNTED, is tokenized, so
-            that its refusal says how many tokens it has. None: all refusals count characters.
+        n_ctx: the limit of tokens in a text. If the first long text has at most COUNTED characters, it is tokenized,
+            and its refusal gives the number of tokens. None: all refusals give the number of characters.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class BoundedModel:
 
 
 def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
-    """Returns a model for the prompts of a call. It refuses texts that certainly have more than n_ctx tokens: a
-    character has at least one byte, and a token at most `longest_token` bytes.
+    """Returns a model for the prompts of a call. It refuses texts of more than n_ctx * longest_token characters: they
+    have more than n_ctx tokens, because a character has at least one byte and a token at most `longest_token` bytes.
 
     Args:
-        cuts: True if prompts that are too long are cut later, so that longer texts are accepted.
+        cuts: True: longer texts are accepted, because prompts that are too long are cut later.
     """
     longest = n_ctx * model.longest_token
 
@@ -83,7 +83,7 @@ def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
 
 
 def for_tokens(model: Model) -> Any:
-    """Returns a model for texts that are only tokenized. It accepts MAX_TEXT characters in all texts together."""
+    """Returns a model for texts that are only tokenized. All texts together may have MAX_TEXT characters."""
     return BoundedModel(
         model,
         MAX_TEXT,

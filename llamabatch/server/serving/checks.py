@@ -1,5 +1,5 @@
-"""Checks that only the server makes, before requests queue. They concern the size of a call, logprobs, bad words,
-grammars, and deadlines that would pass in the queue. A request that is refused here gets its status before any work."""
+"""Checks requests in the server before they enter the queue. The checks cover the size of a call, logprobs, bad words,
+grammars, and deadlines that would pass in the queue. A refused request gets its HTTP status before any work."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from llamabatch.utils.format import file_size
 # 2,048 texts in one request, and LangChain sends 1,000.
 MAX_QUEUE = 2048
 
-LOGPROB_BYTES = 300  # bytes of memory that a logprob takes as a Python object
+LOGPROB_BYTES = 300  # memory of a logprob as a Python object, in bytes
 
 
 def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
-    """Raises ApiError for a call of more continuations than fit in all slots and an empty queue."""
+    """Raises ApiError if a call has more continuations than the slots and an empty queue can hold."""
     if max_queue is not None and wanted > n_slots + max_queue:
         raise ApiError(
             400,
@@ -38,8 +38,8 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Returns the error with advice. The advice gives a -c for the prompt, and the memory that a slot then takes. If no
-    -c admits the prompt, the advice says so instead. Returns the error unchanged if its limit is not n_ctx."""
+    """Returns the error with advice: a large enough value of -c for the prompt, and the memory of a slot with this
+    value. If no value is large enough, the advice says so. Returns the error unchanged if its limit is not n_ctx."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx
@@ -58,11 +58,12 @@ def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLen
 
 
 def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: int, most: int) -> None:
-    """Raises ApiError for logprobs that would take too much memory: 400 if this call alone asks for too many, 503 while
-    earlier answers use the memory.
+    """Raises ApiError for logprobs that would take too much memory: 400 if this call alone asks for too many logprobs,
+    503 while earlier answers use the memory.
 
     Args:
-        n_held: logprobs of answers that are not sent yet. most: the most bytes for logprobs.
+        n_held: number of logprobs in answers that are not sent yet.
+        most: the maximum number of bytes for logprobs.
     """
     wanted = sum(requested_logprobs(request, n_ctx, n_vocab) for request in requests)
     allowed = most // LOGPROB_BYTES
@@ -82,7 +83,7 @@ def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: 
 
 
 def check_bad_words(requests: Sequence[Request], model: Model) -> None:
-    """Raises SamplingError for bad_words that the model cannot write. The engine would refuse them only later."""
+    """Raises SamplingError for bad_words that the model cannot write. The engine would refuse such words only later."""
     prepared = None
     for request in requests:
         if request.params.forbidden_strings:
@@ -91,7 +92,7 @@ def check_bad_words(requests: Sequence[Request], model: Model) -> None:
 
 
 def structures(requests: Sequence[Request]) -> list[Structure]:
-    """Returns the different structured outputs that the requests ask for."""
+    """Returns the structured outputs of the requests, without repeats."""
     found = (request.params.structure for request in requests)
     return list(dict.fromkeys(each for each in found if each is not None))
 
@@ -100,7 +101,8 @@ async def check_grammars(forms: Sequence[Structure], model: Model) -> None:
     """Waits until a separate process has tried the grammars of structured outputs.
 
     Raises:
-        SamplingError: a grammar cannot be followed. EngineError: a grammar cannot be tried.
+        SamplingError: a grammar cannot be followed.
+        EngineError: a grammar cannot be tried.
     """
     for structure in forms:
         await asyncio.wrap_future(model.grammars.check(structure))
@@ -110,7 +112,7 @@ def check_deadlines(requests: Sequence[Request], admission: Admission, now: floa
     """Raises ApiError (504) for a deadline that would pass while the request waits in the queue.
 
     Args:
-        now: time.perf_counter().
+        now: the current time.perf_counter().
     """
     for request in requests:
         deadline_s = request.params.deadline_s

@@ -1,7 +1,8 @@
-"""OutputDispatcher, the common sink of all requests of an event loop, and RequestStream, which a handler reads.
+"""OutputDispatcher is the common sink of all requests of an event loop. A handler reads its outputs from a
+RequestStream.
 
-After a step, the engine's thread appends the outputs of all requests to a deque and wakes the loop unless a wake-up is
-due already. One call_soon_threadsafe for each request would cost more than all other work for a token.
+After a step, the engine's thread appends the outputs of all requests to a deque, and wakes the loop unless a wake-up is
+already due. A call_soon_threadsafe for each request would cost more than all other work for a token.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.http.errors import log_error
 
 _LOOK_S = 1.0
-# Seconds of rest after _drain, for each stream that it served. Outputs that come during the rest go out together,
-# because a stream costs the same for one token or many. The rest does not delay first and last outputs, nor outputs of
-# steps that take longer than the rest.
+# Seconds of pause after _drain, for each stream that _drain served. Outputs that come during the pause are sent
+# together, because a stream costs the same for one token as for many. First and last outputs do not wait for the end of
+# the pause. If steps take longer than the pause, no output waits.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
-_COMPACT_FROM = 64  # outputs that may wait for a slow reader before they are joined
+_COMPACT_FROM = 64  # number of outputs that may wait for a slow reader; more outputs are joined
 
 
 class OutputDispatcher:
     """Accepts outputs on threads of the engine, and passes them to the streams of one event loop.
 
     Args:
-        loop: the loop on which the streams are read.
-        abort: aborts requests by their ids; it must not block.
+        loop: the event loop of the streams.
+        abort: aborts requests by their ids, without blocking.
 
     Attributes:
         sink: the sink of all requests; always the same object, because the engine's thread groups outputs by sink.
@@ -50,11 +51,11 @@ class OutputDispatcher:
         self._streams: dict[str, RequestStream] = {}
 
     def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
-        """Connects requests to a stream. Call it before the requests are submitted, on any thread."""
+        """Connects requests to a stream. Call this method before the requests are submitted, on any thread."""
         self._streams.update(dict.fromkeys(request_ids, stream))
 
     def watch(self) -> None:
-        """Starts regular checks for outputs that came without a wake-up. Call it on the loop, after `add`."""
+        """Starts regular checks for outputs that came without a wake-up. Call this method on the loop, after `add`."""
         if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # no timer, or its check has failed
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
@@ -87,12 +88,12 @@ class OutputDispatcher:
             self._abort(left)
         except BaseException:
             self._is_due = False
-            if self._outputs and self._outputs[-1] is outputs:  # otherwise _drain or _look passes them on
+            if self._outputs and self._outputs[-1] is outputs:  # otherwise _drain or _look passes on the outputs
                 self._outputs.pop()
                 raise  # the engine then passes the outputs again, one by one
 
     def _drain(self) -> None:
-        """Passes outputs to their streams, on the loop. During a rest, serves only requests that begin or end."""
+        """Passes outputs to their streams. Runs on the loop. During a pause, serves only requests that begin or end."""
         self._is_due = False
         outputs: list[SequenceOutput] = []
         later: list[SequenceOutput] = []
@@ -108,14 +109,14 @@ class OutputDispatcher:
                 self._loop.call_later(min(_MOST_REST_S, n_streams * _REST_PER_STREAM_S), self._rested)
                 self._is_resting = True
         except BaseException:
-            self._outputs.appendleft(outputs + later)  # _look passes them on later
+            self._outputs.appendleft(outputs + later)  # _look passes on these outputs later
             raise
         if later:
             self._outputs.appendleft(later)
         for output in outputs:
             try:
                 self._give(output)
-            except BaseException as error:  # other streams get their outputs, and this reader gets the error
+            except BaseException as error:  # only this reader gets the error; other streams get their outputs
                 self._fail(output, error)
 
     def _is_urgent(self, output: SequenceOutput) -> bool:
@@ -126,7 +127,7 @@ class OutputDispatcher:
         return stream is not None and not stream.n_outputs
 
     def _rested(self) -> None:
-        """Ends the rest, and passes on the outputs that came during the rest. Runs on the loop."""
+        """Ends the pause after _drain, and passes on the outputs that came during the pause. Runs on the loop."""
         self._is_resting = False
         if self._outputs:
             self._drain()
@@ -134,7 +135,7 @@ class OutputDispatcher:
     def _give(self, output: SequenceOutput) -> None:
         streams = self._streams
         stream = streams.get(output.request_id)
-        if stream is not None:  # otherwise its reader has left
+        if stream is not None:  # None: the reader of the stream has left
             stream.feed(output)
             if output.finished is not None:  # removed after `feed`, so that _fail finds the stream
                 streams.pop(output.request_id, None)
@@ -148,7 +149,8 @@ class OutputDispatcher:
             stream.fail(error)
 
     def _look(self) -> None:
-        """Passes on outputs that an exception left in the queue. Runs every _LOOK_S seconds while there are streams."""
+        """Passes on outputs that stayed in the queue after an exception. Runs every _LOOK_S seconds while there are
+        streams."""
         self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
         self._is_resting = False
         if self._outputs:
@@ -158,16 +160,16 @@ class OutputDispatcher:
 class RequestStream:
     """The outputs of one submission, for one reader on the event loop.
 
-    `async for outputs in stream` yields lists, each with all SequenceOutputs since the previous list. Outputs of a
-    continuation are joined if joining loses nothing. The list is empty after `poke`. The iteration ends after the last
-    output. A reader that leaves early must call `abort`.
+    `async for outputs in stream` yields lists. Each list has all SequenceOutputs since the previous list. Several
+    outputs of one continuation are joined if this loses nothing. After `poke`, the list is empty. The iteration ends
+    after the last output. A reader that leaves early must call `abort`.
 
     Attributes:
         submission: the requests; None until they are made.
         n_outputs: outputs received so far.
         n_logprobs: logprobs in the RequestOutputs received so far.
-        spend: called with numbers of tokens, for the limits of the API key; None: tokens are not counted.
-        noted: called with each RequestOutput, on the loop; None: no call.
+        spend: called with the number of new tokens, for the limits of the API key; None: tokens are not counted.
+        noted: called on the loop with each RequestOutput; None: not called.
         on_end: called once, on the loop, when the reader has the last output or has left.
     """
 
@@ -230,7 +232,7 @@ class RequestStream:
             reader.set_result(None)
 
     def _count(self, output: SequenceOutput, spend: Callable[[int], None]) -> None:
-        """Calls `spend` with the new tokens of an output; for the last output, with all tokens not counted so far."""
+        """Calls `spend` with the number of new tokens. At the last output, these are all uncounted tokens."""
         name, n_tokens = output.request_id, len(output.token_ids)
         if output.finished is None:
             self._spent[name] = self._spent.get(name, 0) + n_tokens
@@ -255,7 +257,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[SequenceOutput]:
-        """Waits for outputs and returns all since the last call.
+        """Waits for outputs, and returns all outputs since the last call.
 
         Raises:
             EngineError: a request failed and `errors` of the submission is "raise", or an output was lost.
@@ -328,8 +330,8 @@ def _n_logprobs(output: RequestOutput) -> int:
 
 
 def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
-    """Splits outputs at the first failed or aborted request. The first part contains the last text of that request, so
-    no text is lost if the end of the request raises an error."""
+    """Splits outputs into two parts at the first failed or aborted request. The last text of this request is in the
+    first part and its end is in the second part, so no text is lost if the end raises an error."""
     for at, output in enumerate(outputs):
         finished = output.finished
         if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):

@@ -63,25 +63,25 @@ State = Literal["loading", "ready", "restarting", "draining", "failed"]
 Prepare = Callable[[InputProcessor], Submission]
 Connect = Callable[[EngineConfig], FrontClient]
 
-_LOOK_S = 0.02  # seconds between two checks whether all calls have ended
-_AFTER_ABORT_S = 10.0  # seconds to wait for aborted requests: a running step may take that long
+_LOOK_S = 0.02  # seconds between two checks for the end of all calls
+_AFTER_ABORT_S = 10.0  # seconds to wait for aborted requests; a running step may take as long
 _RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
-_LONGEST_RETRY_S = 60  # the longest Retry-After in states that are not in _RETRY_AFTER_S
+_LONGEST_RETRY_S = 60  # the longest Retry-After, in seconds, for states that are not in _RETRY_AFTER_S
 _MESSAGES = {
     "loading": "the model is being loaded; try again in a moment",
     "restarting": "the engine's process ended and another one is being started; requests that come now wait for it",
     "draining": "the server is shutting down and takes no new work; send the request to another one",
     "failed": "the engine has ended",
 }
-# Options that the fingerprint leaves out. They change neither the text nor its probabilities. Only `model`
-# changes them, and the fingerprint has the digest of the model's file instead.
+# These options are not part of the fingerprint. Except for `model`, they change neither the text nor its probabilities.
+# In place of `model`, the fingerprint has the digest of the model's file.
 _WITHOUT_EFFECT_ON_TEXT = (
     *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
 )
 
 
 class TextFiles(Protocol):
-    """Saves and loads the texts of requests with an id_slot. SlotFiles implements this."""
+    """Saves and loads the texts of requests with an id_slot. SlotFiles implements this protocol."""
 
     def noted(self, number: int) -> Callable[[RequestOutput], None] | None: ...
 
@@ -93,10 +93,10 @@ class TextFiles(Protocol):
 
 
 class Part(Protocol):
-    """Work of a server beside its requests. All methods are called on threads, and may be called more than once."""
+    """Work of a server in addition to requests. All methods are called on threads, and may be called more than once."""
 
     def open(self) -> None:
-        """Prepares the work. Called before the model is loaded; an exception makes the load fail."""
+        """Prepares the work. Called before the model is loaded. If this method raises, the load fails."""
 
     def start(self) -> None:
         """Starts the work, once the model is ready. Raises nothing."""
@@ -106,12 +106,12 @@ class Part(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """True while the part uses the model, or soon will. Does not wait for a disk."""
+        """True while the part uses the model, or will use it soon. Does not wait for a disk."""
 
 
 @dataclass
 class _Host:
-    """The parts of an engine that an InputProcessor reads, with a BoundedModel in place of the model."""
+    """An engine for an InputProcessor, with a BoundedModel in place of the model."""
 
     plan: Plan
     model: Any
@@ -133,11 +133,12 @@ class Serving:
         connect: starts the engine; tests pass another function.
 
     Attributes:
-        config: as given. options: as given, until set_options replaces them.
+        config: as given.
+        options: as given, until set_options replaces them.
         load_error: the exception of the load; None: no exception so far.
-        created: time.time() of the start, whole seconds.
+        created: time.time() of the start, in whole seconds.
         parts: work that starts and stops with the model.
-        slot_files: the files of slots; None: the server has no slot_save_path.
+        slot_files: saves and loads the texts of slots; None: the server has no slot_save_path.
     """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
@@ -184,19 +185,19 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the model: served_model_names, or else the name of its file. Answers have the first name."""
+        """The model's names: served_model_names, or the name of the model's file. Answers contain the first name."""
         return self.options.served_model_names or (_plain_name(self.config.model),)
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that a text depends on beside its request: file, build, options, version."""
+        """A digest of the model file, build, options and version. The text for a request depends on all of them."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.client)
         return self._fingerprint
 
     @property
     def is_loading(self) -> bool:
-        """True while a model loads, also after close() has been called."""
+        """True while a model loads, even if close() has been called."""
         return self._n_loading > 0
 
     @property
@@ -216,7 +217,7 @@ class Serving:
         return dispatcher
 
     def unavailable(self) -> ApiError:
-        """Returns the error for a call that needs the model while the model is not available."""
+        """Returns the error for calls while the model is not available."""
         state, error = self.state, self.error
         message = _MESSAGES.get(state, "the model is not there")
         if state == "failed" and error is not None:
@@ -230,9 +231,9 @@ class Serving:
 
     @property
     def state(self) -> State:
-        """The state: "loading", "ready", "restarting", "draining" or "failed". While restarting, dead engines are being
-        replaced, and requests wait. Draining means no new work. Failed means that the load raised or that the engine
-        has ended, perhaps only until the next restart."""
+        """The state: "loading", "ready", "restarting", "draining" or "failed". Restarting: dead engines are being
+        replaced, and requests wait. Draining: no new requests are accepted. Failed: the load raised, or the engine has
+        ended, perhaps only until the next restart."""
         client = self._client
         if self._state != "ready" or client is None:
             return self._state
@@ -243,26 +244,27 @@ class Serving:
 
     @property
     def error(self) -> BaseException | None:
-        """The error behind the state "failed"; None in other states."""
+        """The cause of the state "failed"; None in other states."""
         outage = self.outage
         return self.load_error if outage is None else EngineClosedError(outage.reason)
 
     @property
     def outage(self) -> Outage | None:
-        """The outage of an engine that has ended; None while an engine runs, loads or restarts, or the server ends."""
+        """The outage of an engine that has ended; None: the engine runs, loads or restarts, or the server ends."""
         client = self._client
         return client.outage if client is not None and self._state == "ready" else None
 
     @property
     def admission(self) -> Admission:
-        """The estimate of the wait before a new request. Raises ApiError (503) before the model is loaded."""
+        """The Admission, which estimates the wait of a new request. Raises ApiError (503) before the model is
+        loaded."""
         if self._admission is None:
             raise self.unavailable()
         return self._admission
 
     def check_ready(self) -> None:
         """Raises ApiError (503) if the state is neither "ready" nor "restarting". Starts the load if no lifespan has
-        started it, as in an application that is mounted in another one."""
+        started the load, as in an application that is mounted in another application."""
         if self._loaded is None:
             self.start()
         if self.state not in ("ready", "restarting"):
@@ -274,7 +276,7 @@ class Serving:
             if self._loaded is None:
                 self._state, self.load_error = "loading", None
                 self._workers = ThreadPoolExecutor(self.options.threads, thread_name_prefix="llamabatch-server")
-                # Aborts have their own thread, so that they never wait while a prompt is tokenized.
+                # Aborts have their own thread, so that no abort waits while a prompt is tokenized.
                 self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
                 self._loaded = Future()
                 self._loaded.set_running_or_notify_cancel()  # a waiter cannot cancel the load
@@ -344,7 +346,7 @@ class Serving:
             self.set_options(chat_template=DEFAULT)
 
     def set_options(self, **changes: Any) -> None:
-        """Sets options of the server for later requests. Sets none and raises ConfigError if a value is bad."""
+        """Sets options of the server for later requests. If a value is bad, raises ConfigError and sets no option."""
         # `api_keys` already contains the keys of the file, and the file may be gone by now.
         self.options = replace(self.options, api_key_file=None, **changes)
 
@@ -360,7 +362,7 @@ class Serving:
         return await asyncio.wrap_future(future)
 
     async def in_turn(self, function: Callable[[], T]) -> T:
-        """Calls functions like on_thread, but one at a time: for work that needs much memory or blocks threads."""
+        """Calls functions as on_thread does, but one at a time: for work that needs much memory or blocks threads."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:
@@ -369,7 +371,7 @@ class Serving:
             return await self.on_thread(function)
 
     async def _with_media(self, function: Callable[[], T]) -> T:
-        """Calls a function like on_thread, on at most half of the threads at once."""
+        """Calls a function as on_thread does, but on at most half of the threads at once."""
         loop = asyncio.get_running_loop()
         places = self._media_places.get(loop)
         if places is None:
@@ -390,14 +392,15 @@ class Serving:
     ) -> RequestStream:
         """Makes requests and submits them, on worker threads.
 
-        Unfinished requests are aborted when the task of the caller ends or is cancelled.
+        Unfinished requests are aborted when the caller's task ends or is cancelled.
 
         Args:
-            prepare: makes the Submission. The Submission's errors policy also applies to the stream.
-            n_prompts, n: number of prompts, and of continuations of each. Too many are refused before any work.
-            cuts: True if prompts that are too long are cut.
-            stream: True: the stream has the tokens of each step. False: it has only whole outputs.
-            noted: called with each whole output.
+            prepare: makes the Submission. The stream has the errors policy of the Submission.
+            n_prompts, n: number of prompts, and of continuations per prompt. Too many continuations are refused before
+                any work.
+            cuts: True: long prompts are cut.
+            stream: True: the stream has the tokens of each step. False: the stream has only whole outputs.
+            noted: a function that is called with each whole output.
             media: True if a prompt has media. Half of the threads may decode media; the other half stays free for text.
 
         Raises:
@@ -447,8 +450,8 @@ class Serving:
         dispatcher: OutputDispatcher,
         stream: bool,
     ) -> list[Structure]:
-        """Makes the requests, on a worker thread. Returns the structured outputs to check before the requests are
-        submitted. Without structured outputs, submits the requests at once."""
+        """Makes the requests, on a worker thread. Returns the structured outputs that must be checked before the
+        requests are submitted. Without structured outputs, submits the requests at once."""
         client = self.client
         host = _Host(client.plan, for_prompts(client.model, client.plan.config.n_ctx, n_prompts, cuts=cuts), client)
         try:
@@ -513,21 +516,22 @@ class Serving:
     async def _abort_all(self) -> None:
         for dispatcher in list(self._dispatchers.values()):
             ids = dispatcher.request_ids
-            self.abort(ids)  # their streams end with finish_reason "abort"
+            self.abort(ids)  # the streams of these requests end with finish_reason "abort"
         until = time.monotonic() + _AFTER_ABORT_S
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
 
     async def aclose(self) -> None:
-        """Ends all requests and frees the model. May be called twice; `start` may follow."""
+        """Ends all requests and frees the model. May be called twice. `start` may be called again."""
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """Closes like aclose, on any thread but a sink's. Does not wait for a load."""
+        """Closes the Serving as aclose does. May be called on any thread except the thread of a sink. Does not wait for
+        a load."""
         self._stop_parts()
         with self._lock:
             client, self._client = self._client, None
-            self._loaded = None  # a running load then closes its own client
+            self._loaded = None  # a running load closes its own client when it sees this
             workers, self._workers = self._workers, None
             aborting, self._aborting = self._aborting, None
             if self._state != "failed":
@@ -544,7 +548,7 @@ class Serving:
 
 
 def unavailable(state: str, message: str | None = None, retry_s: int | None = None) -> ApiError:
-    """Returns the error for a call that needs the model, by the state of the server."""
+    """Returns the error for calls while the server is in a state without a usable model."""
     headers = {"Retry-After": str(_RETRY_AFTER_S[state] if retry_s is None else retry_s)}
     found = _MESSAGES[state] if message is None else message
     return ApiError(503, found, type="unavailable_error", code=f"model_{state}", headers=headers)
@@ -575,7 +579,7 @@ def file_fingerprint_or_none(path: Any) -> str | None:
 
 @cache
 def _plain_name(model: str) -> str:
-    """Returns a file's name without folder and ending, or a name on Hugging Face's hub unchanged."""
+    """Returns the name of a file without folder and ending. Returns a name on Hugging Face's hub unchanged."""
     if ":" in model and not model.endswith(".gguf") and not os.path.isabs(model):
         return model
     name = PurePath(model).name

@@ -1,4 +1,5 @@
-"""SlotFiles: saves the text of a request with an id_slot to a file, and loads it again, for POST /slots/N?action=…."""
+"""SlotFiles: saves texts of requests with an id_slot to files, and loads the files again, for POST
+/slots/N?action=…."""
 
 from __future__ import annotations
 
@@ -19,32 +20,32 @@ from llamabatch.server.http.errors import ApiError, retry_after
 from llamabatch.server.serving.serving import Serving
 from llamabatch.utils.checks import show
 
-LEAST_FREE = 2**30  # bytes of the file system that stay free
+LEAST_FREE = 2**30  # minimum number of free bytes on the file system
 MOST_NAME_BYTES = 200
 
 
 class SlotFiles:
     """The files in the folder `slot_save_path` of a server, and the last text of each id_slot.
 
-    The scheduler gives a request any free slot, so a slot's number is only a name here. `save` writes the prompt and
-    the answer of the last request that named the number. `restore` loads a file for every later request that begins
-    with the file's tokens, whatever number this request names.
+    The scheduler gives a request any free slot, so an id_slot is only a label for a text. `save` writes the prompt and
+    the answer of the last request with this id_slot. `restore` loads a file. All later requests that begin with the
+    file's tokens can use it, whatever their id_slot.
     """
 
     def __init__(self, serving: Serving, folder: str) -> None:
         self._serving = serving
         self._folder = Path(folder)
         self._texts: dict[int, tuple[int, ...]] = {}  # number -> the tokens of its last request
-        self._restored: dict[int, Path] = {}  # number -> the file that was loaded for it
-        self._lock = threading.Lock()  # so that no thread frees a file that another thread has just loaded again
+        self._restored: dict[int, Path] = {}  # number -> the file that was loaded for the number
+        self._lock = threading.Lock()  # no thread may free a file that another thread has just loaded again
         try:
             self._make_room()
         except InputError as error:
             raise ConfigError(str(error)) from error
 
     def noted(self, number: int) -> Callable[[RequestOutput], None] | None:
-        """Forgets the text of an id_slot, because a new request names the slot. Returns a function that keeps the
-        tokens of the finished request; None: there is no slot of this number."""
+        """Forgets the text of an id_slot, because a new request uses the slot. Returns a function that stores the
+        tokens of the finished request; None: no slot has this number."""
         self._texts.pop(number, None)
         return partial(self._note, number) if 0 <= number < self._serving.admission.n_slots else None
 
@@ -57,8 +58,8 @@ class SlotFiles:
         """Writes the last text of slot `number` to a file. Returns the numbers of tokens and of bytes.
 
         Raises:
-            ApiError: 400: there is no text, `name` is no file name, or the text has media and other requests took its
-                cells. 503: the text has no media, was computed again, and lost its cells to other requests each time.
+            ApiError: 400: there is no text, `name` is not a file name, or other requests took the cells of a text with
+                media. 503: the text was computed again several times, but other requests always took its cells.
             InputError: the text is too short, or the file cannot be written.
             ConfigError: no engine could load the file.
         """
@@ -78,7 +79,7 @@ class SlotFiles:
             n_bytes = await serving.on_thread(partial(self._save, saved, path))
             if n_bytes is not None:
                 return len(saved), n_bytes
-            if has_media(saved):  # pictures cannot be computed again from tokens
+            if has_media(saved):  # media cannot be computed again from tokens
                 message = (
                     "other requests took the cells of this text, which has pictures or sounds; send its prompt again "
                     "with the same id_slot, and save after that"
@@ -98,8 +99,8 @@ class SlotFiles:
         return 0
 
     async def restore(self, number: int, name: object) -> tuple[int, int]:
-        """Loads a file, and frees the file that was loaded for this number before. Returns the numbers of tokens and of
-        bytes. Raises InputError if the file is missing, damaged or of another model."""
+        """Loads a file for a number, and frees the file that was loaded for the number before. Returns the sizes of the
+        file in tokens and in bytes. Raises InputError if the file is missing, damaged, or from another model."""
         return await self._serving.on_thread(partial(self._restore, number, self._path(name)))
 
     def _restore(self, number: int, path: Path) -> tuple[int, int]:
@@ -113,8 +114,8 @@ class SlotFiles:
         return n_tokens, 0
 
     async def erase(self, number: int) -> int:
-        """Frees the file that was loaded for a number, and forgets the number's text. Returns how many tokens the text
-        had."""
+        """Frees the file that was loaded for a number, and forgets the number's text. Returns the number of tokens in
+        the text."""
         n_tokens = len(self._texts.pop(number, ()))
         await self._serving.on_thread(partial(self._erase, number))
         return n_tokens
@@ -126,7 +127,7 @@ class SlotFiles:
     def _free(self, path: Path | None) -> None:
         """Frees a file, unless it is still loaded for another number."""
         if path is not None and path not in self._restored.values():
-            with contextlib.suppress(InputError):  # the model was unloaded meanwhile, and its prefixes with it
+            with contextlib.suppress(InputError):  # the model was unloaded meanwhile, with its prefixes
                 self._serving.client.call("unload_prefix", str(path))
 
     def _path(self, name: object) -> Path:
@@ -138,7 +139,7 @@ class SlotFiles:
         raise ApiError(400, f"filename is {show(name)}; give {rule}", param="filename")
 
     def _make_room(self) -> None:
-        """Makes the folder. Raises InputError if that fails, or if its file system is almost full."""
+        """Makes the folder. Raises InputError if that fails, or if the file system is almost full."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(self._folder).free

@@ -1,1 +1,1 @@
-"""vLLM's endpoints: reranking, scores, classification, tokens, the state of a server, and adapters."""
+"""vLLM's API: reranking, scores, classification, tokens, the state of a server, and adapters."""

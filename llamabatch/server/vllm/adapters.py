@@ -33,8 +33,9 @@ class AdapterBody:
     """A request to load or to unload an adapter.
 
     Attributes:
-        name: the name of the adapter. path: the file of the adapter; "" in a request to unload.
-        in_place: an adapter of this name is unloaded first.
+        name: the name of the adapter.
+        path: the file of the adapter; "" in a request to unload.
+        in_place: True: a loaded adapter of this name is unloaded first.
         ignored: names of unknown fields.
     """
 

@@ -1,4 +1,4 @@
-"""vLLM's /v1/rerank, /v1/score and /v1/classify. /v1/rerank has the format of Jina, Cohere and vLLM, or that of
+"""vLLM's /v1/rerank, /v1/score and /v1/classify. /v1/rerank has the format of Jina, Cohere and vLLM, or the format of
 text-embeddings-inference."""
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class RerankBody(PooledBody):
     """A request to rank documents.
 
     Attributes:
-        query: one query for all documents, or a query for each document. documents: the texts to rank.
-        given: the documents as in the body, for the response.
+        query: one query for all documents, or a query for each document.
+        documents: the texts to rank.
+        given: the documents in the form of the body, for the response.
         top_n: number of results; None: all.
         return_documents: each result has its document.
         use_activation: True: scores are from 0 to 1. False: scores are the raw outputs of the model's head.
@@ -207,7 +208,7 @@ def _documents(name: str, given: object) -> tuple[str, ...]:
 def rerank_response(
     body: RerankBody, results: Sequence[RerankResult], outputs: Sequence[RequestOutput], name: str
 ) -> Any:
-    """Returns the response in the format that the body asks for.
+    """Returns the response in the requested format.
 
     Args:
         results: the results in order, the most relevant first.

@@ -57,10 +57,10 @@ class TokenizeBody:
 
     Attributes:
         parts: texts and token ids, one after another.
-        chat: a conversation in place of `parts`; None: a request with `parts`.
+        chat: a conversation in place of `parts`; None: the request has `parts`.
         add_special, parse_special: as in Model.tokenize.
         pieces: llama-server's with_pieces. strs: vLLM's return_token_strs.
-        llama_server: the response has llama-server's format; otherwise vLLM's.
+        llama_server: True: the response has llama-server's format. False: vLLM's format.
         ignored: names of unknown fields.
     """
 
@@ -185,7 +185,7 @@ def _piece(model: Model, token_id: int) -> str | list[int]:
 
 
 def detokenize_response(serving: Serving, body: DetokenizeBody) -> Json:
-    """Returns the text under llama-server's and vLLM's field names, with special tokens as text. Raises PromptError."""
+    """Returns the text, with special tokens, in the fields of both llama-server and vLLM. Raises PromptError."""
     text = serving.model.detokenize(list(body.tokens), skip_special=False) if body.tokens else ""
     return {"content": text, "prompt": text}
 

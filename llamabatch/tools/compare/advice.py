@@ -1,4 +1,4 @@
-"""Advises a strategy from the figures of a comparison."""
+"""Chooses the strategy to advise from the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.utils.format import seconds, significant, times
 NOISE = 0.05  # two runs of the same work differ by up to this share
 _FAR = 0.5  # if a row of a short run is faster than auto by more than this share, the advice is to measure longer
 LEAST_ROUNDS, LEAST_S = 3, 60.0  # a row with fewer rounds and fewer seconds counts as short
-EQUAL = 0.99  # the share of equal outputs that the project promises
+EQUAL = 0.99  # the project promises this share of equal outputs
 
 # Strategies, the simplest first: one request at a time, then several requests, then several processes. batched comes
 # before static, because the requests of static wait until a batch is full, and again until the whole batch has ended.
@@ -24,8 +24,8 @@ def advise(rows: Iterable[Row]) -> Advice | None:
 
     "auto" wins if it was measured, unless another row is more than 5 % faster and both were measured in three rounds or
     for 60 s. (Short runs differ by 5 % without a cause.) Otherwise the baseline wins if it is more than 5 % faster than
-    all strategies. Otherwise only rows within 5 % of the most generated tokens/s remain, and of these, rows within 5 %
-    of the lowest median latency. The simplest strategy among them wins.
+    all strategies. Otherwise only rows within 5 % of the highest tokens/s remain, and of these only rows within 5 % of
+    the lowest median latency. The remaining row with the simplest strategy wins.
 
     Args:
         rows: the rows of one comparison; rows with errors are skipped.
@@ -88,8 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _is_double(row: Row) -> bool:
-    """Returns True for a row "auto" that measures the same as the row of its chosen strategy. If "auto" runs several
-    engines in one process, no other row measures the same."""
+    """Returns True if the row "auto" repeats the measurement of the strategy that "auto" chose. If "auto" runs several
+    engines in one process, it repeats no other row."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
@@ -128,7 +128,7 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """Compares the memory of "multi-instance" and the fastest other strategy; "" if `pick` is not "multi-instance"."""
+    """Returns a remark on the memory of "multi-instance" and of the fastest other strategy; "" for another `pick`."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""
@@ -139,7 +139,8 @@ def _memory(pick: Row, ours: list[Row]) -> str:
 
 
 def _first_words(pick: Row, near: list[Row]) -> str:
-    """Names the row of `near` with the least time to first token if this time is at most half of `pick`'s; else ""."""
+    """Returns a remark on the row of `near` with the shortest time to first token; "" if this time is more than half of
+    `pick`'s."""
     if pick.ttft.p50 is None:
         return ""
     waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]

@@ -2,8 +2,8 @@
 
 Programs without llamabatch usually have this loop: the high-level API of llama-cpp-python, one prompt after another.
 The child uses the wire protocol of llamabatch.client.worker, so that it is measured like every strategy. For a fair
-comparison, the loop has the same library, threads, context, cache types, flash attention, devices and mapping as the
-engines. (llama_cpp.Llama has another default for the threads of prompts.) The calls do not stream, since streaming
+comparison, the loop has the same library, threads, context, cache types, flash attention, devices and memory mapping as
+the engines. (llama_cpp.Llama has another default for the threads of prompts.) The calls do not stream, since streaming
 would decode each text twice. llama_cpp.Llama may reuse the prefix of the previous prompt. n_batch stays at its default,
 since a larger value would only cost memory.
 """
@@ -45,7 +45,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # even a step with one row is faster on all cores
+                n_threads=config.n_threads_batch,  # all cores, which make even a step with one row faster
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu if config.devices is None else 0,
@@ -84,7 +84,7 @@ class Loop:
         start = request.arrival_s
         times = tuple(t - start for t in self._times)
         timings = Timings(admitted - start, times[0] if times else None, time.perf_counter() - start, times)
-        # After the prompt every call of Llama.eval computes one row in one pass over the weights.
+        # After the prompt, each call of Llama.eval computes one row and reads the weights once.
         rows = max(0, len(self._tokens) - 1)
         self.stats += EngineStats(
             decode_calls=rows,
@@ -97,7 +97,7 @@ class Loop:
 
     def _complete(self, request: Request) -> tuple[str, FinishReason]:
         ids, params = list(request.prompt_token_ids), request.params
-        if params.ignore_eos:  # create_completion cannot ignore EOS, so only its faster inner loop runs
+        if params.ignore_eos:  # create_completion cannot ignore EOS, but its inner loop can
             for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
                 pass
             return "", FinishReason.LENGTH
@@ -113,8 +113,8 @@ class Loop:
             yield token
 
     def _change_defaults(self, config: EngineConfig) -> None:
-        """Changes llama.cpp's defaults where llama_cpp.Llama has no option: for extra buffers, devices and places of
-        tensors. With flash_attn="auto", llama.cpp decides, as in the engines."""
+        """Changes llama.cpp's defaults for extra buffers, devices and places of tensors. llama_cpp.Llama has no options
+        for these. With flash_attn="auto", llama.cpp decides about flash attention, as in the engines."""
         repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
         self._rules = tensor_array(config.tensor_overrides)
         chosen = None if config.devices is None else devices.used(config, self._module)
@@ -143,7 +143,7 @@ def main(number: int) -> None:
     """Answers messages as llamabatch.client.worker does, until the parent sends "close" or ends.
 
     Args:
-        number: the program's argument, as for ParentLink.
+        number: the program's argument FD, for ParentLink.
     """
     parent = ParentLink(number)
     try:

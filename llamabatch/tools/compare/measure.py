@@ -96,8 +96,8 @@ def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
-    """Starts a client that never restarts a child. So a dead child is an error of the row, and no restart distorts a
-    figure."""
+    """Starts a client that never restarts a child. So the death of a child is reported as an error of the row, and no
+    restart distorts a figure."""
     if baseline:
         return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
     if config.strategy == "multi-instance":
@@ -106,8 +106,8 @@ def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
-    """Returns requests that load weights, caches and buffers into memory. Each prompt is a measured prompt, reversed:
-    it has the same length, but the measured prompts find no prefix in the cache."""
+    """Returns requests that load weights, caches and buffers into memory. Their prompts are measured prompts with the
+    tokens in reverse order: the lengths are the same, but the measured prompts find no prefix in the cache."""
     chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
     return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
 

@@ -79,7 +79,7 @@ def _scatter(ax: Any, report: Report) -> None:
         p50, p95 = row.latency.p50 or 0.0, row.latency.p95 or 0.0
         ax.plot([p50, p95], [row.tokens_per_s] * 2, color=color(row), lw=2.5, alpha=0.35, solid_capstyle="round")
         face = "none" if row.strategy == "auto" else color(row)
-        size = 260 if row.strategy == "auto" else 110  # "auto" is a ring around the point of the strategy that it chose
+        size = 260 if row.strategy == "auto" else 110  # "auto" is a ring around the point of its chosen strategy
         ax.scatter([p50], [row.tokens_per_s], s=size, facecolor=face, edgecolor=color(row), linewidth=1.6, zorder=3)
     ax.margins(x=0.12, y=0.16)
     _ideal_corner(ax)
@@ -129,7 +129,7 @@ def _label(ax: Any, rows: list[Row]) -> None:
 
 
 def spread_out(places: list[float], gap: float) -> list[float]:
-    """Returns the rising `places`, moved as little as possible to be from 0 to 1 and at least `gap` apart.
+    """Returns rising numbers from 0 to 1 that are at least `gap` apart and as close as possible to the rising `places`.
 
     This is the isotonic regression of places[i] - i * gap. Neighbours that are too close move apart around their common
     middle.
@@ -197,7 +197,7 @@ def _paying(knee: int | None, slots: list[int]) -> str:
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"
 
 
-_MAGNIFIED_BELOW = 0.4  # if a row ends before this share of the time axis, a magnified copy fits beside its bars
+_MAGNIFIED_BELOW = 0.4  # if a row ends before this share of the time axis, a magnified copy fits next to its bars
 _ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of a panel with one lane, and with several
 
 
@@ -280,7 +280,7 @@ def _good(row: Row) -> list[RequestOutput]:
 
 
 def _spans(row: Row) -> list[tuple[float, float]]:
-    """Returns the times of admission and last token of each request without an error, in seconds since submission."""
+    """Returns when each successful request was admitted and got its last token, in seconds since submission."""
     return [(output.timings.queued_s or 0.0, output.timings.token_times_s[-1]) for output in _good(row)]
 
 
@@ -321,5 +321,5 @@ def _magnified(ax: Any, row: Row, lanes: int, share: float, caption: str) -> Non
     inset.set_xticks([])
     inset.spines["bottom"].set_visible(False)
     ax.text(left, 0.9, f"{caption}; magnified {1 / share * (1 - left):.1f} times", transform=ax.transAxes, size="small")
-    for y in (0.0, 0.86):  # draws lines from the bars to their magnified copy
+    for y in (0.0, 0.86):  # two dotted lines connect the bars with their magnified copy
         ax.plot([share, left], [0.0 if y == 0.0 else 1.0, y], transform=ax.transAxes, color="#999999", lw=0.8, ls=":")

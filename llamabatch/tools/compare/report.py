@@ -1,4 +1,4 @@
-"""The figures of a comparison: a row per strategy, ratios of rows, and the batched strategy by number of slots."""
+"""The figures of a comparison: a row per strategy, ratios between rows, and a sweep over the number of slots."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class Row:
         instances: number of engines.
         error: the reason for missing figures, or the number of failed requests; None if nothing failed.
         wall_s: seconds from the submission of all prompts to the last output.
-        requests_per_s, tokens_per_s: finished requests and generated tokens, divided by wall_s.
-        ttft, latency: seconds from the submission to the first and to the last token of each request, including the
-            time in the queue.
+        requests_per_s: finished requests, divided by wall_s.
+        tokens_per_s: generated tokens, divided by wall_s.
+        ttft: seconds from the submission of a request to its first token, including the time in the queue.
+        latency: seconds from the submission of a request to its last token.
         inter_token: seconds between neighbouring tokens of a request, over all requests.
         peak_memory_bytes: sum of the processes' peaks of resident memory.
-        rows_per_step: mean number of sequences that a decode call continues.
-        passes_per_step: mean passes over the weights of a decode call.
+        rows_per_step: mean number of sequences in a decode call.
+        passes_per_step: mean number of passes over the weights in a decode call.
         equal: share of outputs with the same tokens as with "sequential", 0 to 1; None if "sequential" did not run.
         speed_up: tokens_per_s relative to the baseline, or to "sequential" without a baseline.
         rounds: tokens_per_s of each round; all other figures are from the median round.
@@ -88,12 +89,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The batched strategy by number of slots.
+    """The batched strategy, measured with several numbers of slots.
 
     Attributes:
-        rows: by rising n_slots.
+        rows: the figures for each number of slots, the smallest number first.
         efficiency: for each row, tokens/s per slot relative to the first measured row; None for a failed row.
-        knee: the n_slots beyond which more slots do not pay; None if nothing was measured.
+        knee: the best number of slots; more slots than this do not pay. None if nothing was measured.
     """
 
     rows: tuple[Row, ...]
@@ -111,7 +112,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created`: the time in UTC, ISO 8601. `others`: what other processes used during the
+    """A whole comparison. `created` is the time in UTC (ISO 8601), `others` the CPU use of other processes during the
     comparison."""
 
     created: str
@@ -132,8 +133,8 @@ class Report:
 
 
 def row(strategy: str, rounds: list[Measurement]) -> Row:
-    """Returns the row of a strategy: the figures of the round with the median tokens/s. Of an even number of rounds,
-    the lower median counts."""
+    """Returns the row of a strategy: the figures of the round with the median tokens/s. If the number of rounds is
+    even, the lower of the two middle rounds counts."""
     speeds = [_tokens(measurement) / measurement.wall_s for measurement in rounds]
     measurement = sorted(zip(speeds, range(len(rounds)), rounds, strict=True))[(len(rounds) - 1) // 2][2]
     good = [output for output in measurement.outputs if output.error is None]
@@ -185,11 +186,11 @@ def _equal(row: Row, reference: Row) -> float | None:
     return sum(a.error is None and a.token_ids == b.token_ids for a, b in pairs) / len(pairs)
 
 
-MIN_GAIN = 0.10  # doubling the slots is worth its memory and latency if the throughput gains at least this share
+MIN_GAIN = 0.10  # doubling the slots is worth its memory and latency if the throughput rises by at least this share
 
 
 def sweep(rows: Iterable[Row]) -> Sweep:
-    """Returns the sweep. `rows`: the batched strategy with each number of slots, in any order."""
+    """Makes a Sweep. `rows` has a row for each number of slots, in any order."""
     ordered = tuple(sorted(rows, key=lambda row: row.n_slots))
     return Sweep(
         ordered, efficiency(ordered), knee([(row.n_slots, row.tokens_per_s) for row in ordered if row.measured])
@@ -199,8 +200,8 @@ def sweep(rows: Iterable[Row]) -> Sweep:
 def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
     """Returns tokens/s per slot, relative to the smallest measured size.
 
-    The result is the parallel efficiency, T(n) n0 / (T(n0) n), where n0 is the smallest size. 1 means that every slot
-    is as fast as one slot alone. 1/n means that n slots together are no faster than one.
+    The result is the parallel efficiency, T(n) n0 / (T(n0) n), where T(n) is tokens/s with n slots and n0 the smallest
+    size. 1 means that every slot is as fast as one slot alone. 1/n means that n slots together are no faster than one.
     """
     first = next((row for row in rows if row.measured), None)
     if first is None:
@@ -210,14 +211,15 @@ def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
 
 
 def knee(points: list[tuple[int, float]]) -> int | None:
-    """Returns the number of slots beyond which more slots do not pay; None without points.
+    """Returns the best number of slots; more slots than this do not pay. None if there are no points.
 
-    The smallest size is the first knee k. A larger size n becomes the knee if T(n) >= T(k) * 1.1 ** log2(n / k). The
-    distance from the chord (Kneedle: Satopää et al., 2011) is not used for two reasons. Step time is a staircase, and
-    Kneedle finds its first stair. And Kneedle finds no knee in a curve that still rises at its end.
+    The smallest size is the first knee k. A larger size n becomes the knee if T(n) >= T(k) * 1.1 ** log2(n / k), where
+    T(n) is tokens/s with n slots. The distance from the chord (Kneedle: Satopää et al., 2011) is not used for two
+    reasons. First, step time rises in stairs, and Kneedle would find the first stair. Second, Kneedle finds no knee if
+    the curve still rises at its end.
 
     Args:
-        points: (slots, tokens/s) by rising slots.
+        points: pairs of a number of slots and tokens/s, the smallest number first.
     """
     if not points:
         return None

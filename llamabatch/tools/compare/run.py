@@ -1,4 +1,4 @@
-"""Runs a whole comparison: the baseline, then each strategy, then each batch size, each alone on the machine."""
+"""Runs a whole comparison: the baseline, then each strategy, then each batch size. Only one of them runs at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Progress(Protocol):
         """Starts the next row. `label`: its name; `total`: its number of requests."""
 
     def advance(self) -> None:
-        """Counts one request of the row as done."""
+        """Counts one more request of the current row as done."""
 
     def end(self, wall_s: float | None, error: str | None) -> None:
         """Ends the row with the seconds of its requests, or with its error."""
@@ -50,9 +50,9 @@ class Settings:
         model: path of a .gguf file, or "tiny".
         prompts: a file (see workload.load); None: the bundled prompts.
         strategies: names of strategies; () means all.
-        max_tokens: the most tokens to generate for each prompt.
-        slots: (): the plan decides. One number: the slots of every strategy with several slots. Several numbers: all
-            strategies run with the largest, and the batched strategy is also measured with each.
+        max_tokens: the maximum number of tokens to generate for each prompt.
+        slots: numbers of slots. (): the plan decides. One number: all strategies with several slots use it. Several
+            numbers: all strategies use the largest number, and the batched strategy is measured with each number.
         baseline: measure the loop over llama_cpp.Llama, too.
         rounds: measurements of each row; the median counts.
         engine: options of EngineConfig.

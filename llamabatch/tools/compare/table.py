@@ -94,7 +94,7 @@ def _columns(report: Report, rows: tuple[Row, ...]) -> list[_Column]:
 
 
 def _spread(name: str, rows: tuple[Row, ...], of: Callable[[Row], Spread]) -> _Column:
-    """Returns a column with p50 and p95, in ms if its largest figure is below 1 s, else in s."""
+    """Returns a column with p50 and p95. The unit is ms if all figures are below 1 s, else s."""
     largest = max((value for row in rows for value in (of(row).p50, of(row).p95) if value is not None), default=0.0)
     unit, scale = ("ms", 1000) if largest < 1 else ("s", 1)
 

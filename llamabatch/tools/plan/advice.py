@@ -1,4 +1,4 @@
-"""Recommends a strategy, and changes after which a plan fits. Pure Python."""
+"""Recommends a strategy, and finds changes that make a plan fit. Pure Python."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from llamabatch.utils.checks import counted
 
 _MANY_CORES = 16  # from this many cores on, several engines are advised; a guess, not measured
 _SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
-_FEW = 32  # most slots that changes() tries when it looks for room
+_FEW = 32  # maximum number of slots that changes() tries when it looks for room
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
     """Returns the context lengths for a table: powers of two, the model's longest context, and the requested lengths.
 
-    The longest context is the trained context, or the longer context that a scaled rotary embedding reaches.
+    The longest context is the trained context, or a longer one with a scaled rotary embedding.
     """
     most = facts.n_ctx_most
     if most == MAX_CTX:  # with rope_freq_base there is no upper bound
@@ -39,7 +39,7 @@ def slots_that_fit(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
     """Returns how many slots of one engine fit in `share` of the free memory: 0 to `most`, or at most 1 for a strategy
-    with one slot. The cache is split."""
+    with one slot. Assumes a split cache."""
     split = replace(config, kv="split", kv_cells=0, instances=1)
     limit = 1 if has_one_slot(config.strategy) else min(most, config.n_batch)
     return bisect_right(
@@ -53,7 +53,7 @@ def strategy(
     """Returns the recommended strategy for this machine and load, and the reason.
 
     Args:
-        load: requests that come at once; None: many.
+        load: number of requests that arrive at the same time; None: many.
         latency_ms: limit of the p95 of the time between two tokens; None: no limit.
     """
     slots = plan.config.n_slots
@@ -102,8 +102,8 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
-    """Returns changes that each make the plan fit, in the order of _ways. If the plan fits already (`fitting`),
-    returns changes that each make room for more slots."""
+    """Returns changes in the order of _ways. Each change alone makes the plan fit. If the plan fits already
+    (`fitting`), each change makes room for more slots."""
     found = []
     if fitting:
         before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))
@@ -133,7 +133,7 @@ def _slots(count: int) -> str:
 def _ways(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields possible changes as tuples: words, the changed config, and the changed facts of the model."""
+    """Yields possible changes as tuples: a description, the changed config, and the changed facts of the model."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
         quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
@@ -158,7 +158,8 @@ def _ways(
 def _fewer(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields up to four possible changes, as _ways: fewer slots, a shorter context, a unified cache, and one engine."""
+    """Yields up to four possible changes, in the form of _ways: fewer slots, a shorter context, a unified cache, and
+    one engine."""
     n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
     split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))
@@ -178,7 +179,7 @@ def _fewer(
 
 
 def _cells(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> int:
-    """Returns the cells of the largest unified cache that fits; 0 if n_ctx cells do not fit."""
+    """Returns the number of cells of the largest unified cache that fits; 0 if not even n_ctx cells fit."""
     least = padded(config.n_ctx)
     step, most = 256, least * config.n_slots
 

@@ -22,18 +22,18 @@ _PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_th
 
 
 def model_in_pod(model: str) -> str:
-    """Returns the value of --model for a container that mounts this model file in MODELS. The patch sets this option,
-    because the memory limit fits only this model."""
+    """Returns the path of this model file in a container, below MODELS. The patch sets --model to this path, because
+    the memory limit fits only this model."""
     return model if model == TINY else f"{MODELS}/{resolve(model).name}"
 
 
 def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a JSON patch (RFC 6902) for the first container of a Deployment or a Job.
 
-    The container must have a list `env`. The patch sets memory in MiB, a CPU for each thread, and the GPUs that the
-    plan uses. The resource requests equal the limits, so that a pod's quality of service is "Guaranteed". Within these
-    limits "auto" would take only half of the memory. So the patch also sets the options of the plan, as environment
-    variables that `llamabatch serve` and `run` read.
+    The container must have a list `env`. The patch sets memory in MiB, a CPU for each thread, and the GPUs of the plan.
+    The resource requests equal the limits, so that a pod's quality of service is "Guaranteed". Within these limits
+    "auto" would take only half of the memory. So the patch also sets the options of the plan, as environment variables
+    that `llamabatch serve` and `run` read.
 
     Args:
         report: the report of a plan that fits.
@@ -55,7 +55,7 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the user's options, and the options that the plan chose, as environment variables."""
+    """Returns the options of the user and of the plan as environment variables."""
     config = report.requested.config
     chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
     if config.kv == "unified":
@@ -100,7 +100,7 @@ def _quoted(text: str) -> str:
 
 
 def _bytes(report: Report) -> int:
-    """Returns the main memory that a pod needs: for the engines at their peak, the server, and request bodies."""
+    """Returns the main memory for a pod: the peak of the engines, the server, and request bodies."""
     requested = report.requested
     own = requested.memory
     engines = requested.peak_bytes + (0 if requested.in_children else PROCESS_BYTES)
@@ -115,8 +115,8 @@ def _cpus(report: Report) -> int:
 
 
 def _gpus(report: Report) -> int:
-    """Returns the number of GPUs that a pod needs: the GPUs with layers. With "multi-instance" each engine has its
-    own GPUs, up to the number of GPUs of the machine."""
+    """Returns the number of GPUs for a pod: the GPUs with layers. With "multi-instance" each engine has its own GPUs,
+    as long as the machine has enough."""
     used = sum(gpu.total > 0 for gpu in report.memory.gpus)
     children = report.requested.config.strategy == "multi-instance"
     return min(len(report.machine.gpus), used * report.requested.config.instances) if children else used

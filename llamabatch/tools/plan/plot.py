@@ -15,12 +15,12 @@ from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, 
 
 _GIB = 2**30
 _MOST_LINES = 6
-_APART = 0.03  # least distance of two labels, as a share of the axis
+_APART = 0.03  # smallest distance between two labels, as a share of the axis
 _PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#F0E442", "#009E73", "#CC79A7", "#999999")
 
 
 def figure(report: Report) -> Figure:
-    """Draws memory by slots and context length on the left, and the parts of the sum on the right."""
+    """Draws memory by slots and context length on the left, and the parts of this memory on the right."""
     fig = titled(f"{report.model}: memory of an engine", 14, 6.5, wspace=0.06)
     left, right = fig.subplots(1, 2, width_ratios=[2.1, 1])
     _slots(left, report)
@@ -37,7 +37,7 @@ def _slots(ax: Any, report: Report) -> None:
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
-    named: list[tuple[int, float]] = []  # the line ends that have a label
+    named: list[tuple[int, float]] = []  # ends of lines with a label
     for position, row in sorted(enumerate(rows), key=lambda pair: pair[1].n_ctx != report.requested.config.n_ctx):
         requested = row.n_ctx == report.requested.config.n_ctx
         colour = OURS if requested else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))

@@ -39,13 +39,13 @@ class Lengths:
 
     @property
     def n_ctx(self) -> int:
-        """The tokens of the longest prompt with its output."""
+        """The number of tokens of the longest prompt and its output."""
         return self.longest + self.output
 
 
 @dataclass(frozen=True)
 class Row:
-    """The slots that fit with one context length.
+    """The number of slots that fit if the context has a given length.
 
     Attributes:
         n_ctx: tokens that one request may use.
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """A recommended change, in words. `total_bytes` and `slots`: memory and slots of the plan after the change."""
+    """A recommended change. `what` describes it. `total_bytes` and `slots` are those of the plan after the change."""
 
     what: str
     total_bytes: int
@@ -76,17 +76,19 @@ class Report:
     """The whole result.
 
     Attributes:
-        model, file_bytes: name of the model, size of its file.
-        machine: the machine; its available_bytes do not include the memory of llamabatch's own process.
-        given_bytes: the value of --memory, which includes the memory of llamabatch's own process; None: not given.
-        plan: the options with which an engine would run; None: they do not fit.
+        model: name of the model.
+        file_bytes: size of the model's file.
+        machine: the machine to plan for. available_bytes does not include the memory of llamabatch's own process.
+        given_bytes: the value of --memory; None: not given. It includes the memory of llamabatch's own process.
+        plan: the options of an engine that would start; None: the options do not fit.
         refusal: the reason why the options do not fit, else None.
         requested: the plan of the options as given, whether they fit or not.
         total_bytes: memory of all engines of `requested`, without llamabatch's own process.
-        rows: one row per context length, rising.
-        instances: number of engines of the plan that fit as child processes, at most one for each core.
-        strategy, because: the recommended strategy, and the reason.
-        changes: changes after which the options fit, or that make room for more slots.
+        rows: one row per context length, the shortest first.
+        instances: number of such engines that fit as child processes; at most one for each core.
+        strategy: the recommended strategy.
+        because: the reason for this strategy.
+        changes: changes that make the options fit, or that make room for more slots.
         prompts: lengths of the prompts in --prompts.
     """
 

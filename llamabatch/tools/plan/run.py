@@ -39,7 +39,7 @@ class Question:
         prompts: a file of prompts, one per line or JSONL. The longest prompt decides n_ctx unless n_ctx is given.
         max_tokens: tokens that each prompt may generate.
         memory_bytes: free memory of another machine to plan for; None: this machine.
-        load: requests that come at once; None: many.
+        load: number of requests that arrive at the same time; None: many.
         latency_ms: limit of the p95 of the time between two tokens, in milliseconds; None: no limit.
     """
 
@@ -89,7 +89,7 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
-        # the real available_bytes does not contain the memory of this process either
+        # available_bytes never contains the memory of this process
         free = max(0, question.memory_bytes - PROCESS_BYTES)
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     prompts = _lengths(question, path) if question.prompts is not None else None
@@ -102,12 +102,13 @@ def answer(question: Question) -> Report:
     except MemoryPlanError as error:
         refusal = str(error)
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
-        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # "auto" uses only spare memory
+        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # "auto" needs no memory
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         requested = resolve(least, facts, roomy, profile)
     facts = facts.on(machine, requested.config.extra_bufts)
-    # The rows of the report show how many slots fit. So all slots exist from the start, and "auto", which may have
-    # chosen "sequential", becomes "batched". cache_ram="auto" becomes 0, because it uses only memory left by the cells.
+    # The rows of the report show how many slots fit, so all slots exist from the start. The strategy "auto" becomes
+    # "batched", because it may have chosen "sequential". cache_ram="auto" becomes 0, because it takes only spare
+    # memory.
     many = replace(requested.config, start_slots=MAX_SLOTS)
     if config.cache_ram == "auto":
         many = replace(many, cache_ram=0)
@@ -144,7 +145,7 @@ def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
 
 def _lengths(question: Question, path: Path) -> Lengths:
     from llamabatch.llama.model import Model
-    from llamabatch.tools.workload import load  # imported late: loads llama.cpp's library
+    from llamabatch.tools.workload import load  # imported late, since the import loads llama.cpp's library
 
     assert question.prompts is not None
     with closing(Model(path, question.config(), vocab_only=True)) as vocabulary:
@@ -166,8 +167,7 @@ def _row(facts: ModelFacts, requested: ResolvedConfig, machine: Machine, n_ctx: 
 
 
 def _children(facts: ModelFacts, requested: ResolvedConfig, machine: Machine) -> int:
-    """Returns the number of engines of the plan that fit as child processes in half of the free memory, at most one per
-    core."""
+    """Returns the number of engines that fit as child processes in half of the free memory, at most one per core."""
     config = replace(requested, strategy="multi-instance")
     most = 0
     for count in range(1, min(machine.cores, MAX_SLOTS) + 1):

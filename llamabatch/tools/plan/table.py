@@ -66,7 +66,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def slots(config: ResolvedConfig) -> str:
-    """Returns the slots that the strategy uses, in words."""
+    """Returns the number of slots of the strategy as a text, such as "8 slots"."""
     n_slots = 1 if has_one_slot(config.strategy) else config.n_slots
     return counted(n_slots, "slot")
 

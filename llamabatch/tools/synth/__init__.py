@@ -1,4 +1,4 @@
-"""`llamabatch synth`: writes a model file with random weights in a real shape, to measure speed without a download.
+"""`llamabatch synth`: writes a model file with a real model's shape and random weights, for tests of speed.
 
 The output of the model means nothing. But every tensor has the size and the type that llama.cpp's own quantiser would
 give it, so a step costs the same as with the real model.

@@ -13,13 +13,13 @@ from llamabatch.tools.synth.shapes import ATTENTION, FEED_FORWARD, RECURRENT, Sh
 # A factor on the embeddings and the output matrix. It spreads the logits about as in a trained model, so that sampling
 # is realistic.
 _GAIN = 3.0
-_PLAIN = ("llama", "qwen2")  # architectures that need only the metadata of file.py
+_PLAIN = ("llama", "qwen2")  # architectures that need no metadata besides what file.py writes for all
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A tensor without its type: `matrices` matrices of rows x columns. Contains `values`, or else random weights with
-    the standard deviation `std`."""
+    """A tensor before the choice of its type. It consists of `matrices` matrices of rows x columns. They contain
+    `values`, or random weights with the standard deviation `std` if `values` is None."""
 
     name: str
     rows: int
@@ -212,14 +212,14 @@ def _decays(state: State) -> Any:
 
 
 def _steps(state: State) -> Any:
-    """Returns biases that softplus converts to time steps of 0.001 to 0.1, as at the start of a training."""
+    """Returns biases for time steps of 0.001 to 0.1 (after softplus), as at the start of a training."""
     return np.log(np.expm1(np.geomspace(0.001, 0.1, state.heads))).astype(np.float32)
 
 
 def _rope_factors(shape: Shape) -> Any:
     """Returns Llama 3's rope factors as llama.cpp's converter writes them. They divide low frequencies by
     `rope_factor`."""
-    low_wavelength, high_wavelength = 8192 / 1.0, 8192 / 4.0  # trained context / low and high frequency factor
+    low_wavelength, high_wavelength = 8192 / 1.0, 8192 / 4.0  # trained context / frequency factor (low, high)
     frequencies = shape.rope_base ** -(np.arange(0, shape.head_dim, 2, dtype=np.float32) / shape.head_dim)
     wavelengths = 2 * np.pi / frequencies
     smooth = (8192 / wavelengths - 1.0) / (4.0 - 1.0)

@@ -60,7 +60,7 @@ def _f32(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _f16(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns numbers with random signs and fractions, and one of two exponents. Needs no float arithmetic."""
+    """Returns half floats with random signs, random fractions and one of two exponents, without float arithmetic."""
     raw = bits.bytes(rows, 2).view(np.uint16)
     low = int(np.floor(np.log2(std / 1.7))) + 15  # 15 is the bias of a half's exponent
     exponent = np.uint16(max(1, low) << 10)
@@ -98,7 +98,7 @@ def _q4_k(bits: RandomBits, rows: int, std: float) -> Bytes:
     blocks[:, 2:4] = (d.astype(np.float32) * 7.5).astype(np.float16).view(np.uint8)
     s = 32 + (bits.bytes(rows, 8) & 15)  # eight six-bit scales of 32..47
     blocks[:, 4:8] = blocks[:, 8:12] = s[:, :4] | ((s[:, 4:] >> 4) << 6)
-    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # low 4 bits of the last four scales, and of the equal minimums
+    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # each nibble is the low 4 bits of a scale or minimum
     blocks[:, 16:] = bits.bytes(rows, 128)
     return blocks
 
@@ -112,9 +112,9 @@ def _q6_k(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _mxfp4(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns MXFP4 blocks: a scale, which is one of two neighbouring powers of two, and 32 numbers of four bits."""
+    """Returns MXFP4 blocks: a scale (one of two neighbouring powers of two) and 32 numbers of four bits."""
     blocks = np.empty((rows, 17), np.uint8)
-    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # 2.93: RMS of the 16 possible numbers; 1.58: RMS of 1 and 2
+    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # RMS of the 16 possible numbers: 2.93; of 1 and 2: 1.58
     blocks[:, :1] = low + (bits.bytes(rows, 1) & 1)
     blocks[:, 1:] = bits.bytes(rows, 16)
     return blocks

@@ -138,7 +138,7 @@ def _chunks(tensor: Tensor, bits: RandomBits) -> Iterator[memoryview]:
     if tensor.values is not None:
         yield memoryview(tensor.values.tobytes())
         return
-    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # blocks: a multiple of 8, to use whole words of the random stream
+    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # a multiple of 8 blocks uses whole words of random bits
     for start in range(0, tensor.blocks, step):
         rows = min(step, tensor.blocks - start)
         yield memoryview(np.ascontiguousarray(tensor.kind.fill(bits, rows, tensor.std)).reshape(-1).data)

@@ -1,5 +1,4 @@
-"""Writes mmproj files for tests and measurements of speed: encoders of pictures and sounds in real layouts, with random
-weights."""
+"""Writes mmproj files for tests of function and speed. They have the layouts of real encoders, but random weights."""
 
 from __future__ import annotations
 
@@ -29,11 +28,12 @@ class ProjectorShape:
             another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal), "qwen2vl_merger"
             (Qwen2-VL: any size, positions in two dimensions), "qwen2.5vl_merger" (the same, with attention in windows),
             "qwen3vl_merger" (the same, with further values for the text model's first layers: "deepstack"), "pixtral"
-            (any size, a token behind each row of patches) or "lfm2" (LFM2-VL: any size, tiles of large pictures,
-            causal). For sounds: "ultravox", "voxtral" or "qwen2a" (Qwen2-Audio).
-        image_size, patch_size: pixels along a side of the picture, and of a patch.
-        n_merge: patches along a side that become one token; unused for "mlp". For "ultravox" and "voxtral": steps in
-            time that become one token.
+            (any size, a token after each row of patches) or "lfm2" (LFM2-VL: any size, tiles of large pictures,
+            causal). For audio: "ultravox", "voxtral" or "qwen2a" (Qwen2-Audio).
+        image_size: pixels along a side of the picture.
+        patch_size: pixels along a side of a patch.
+        n_merge: n_merge x n_merge patches become one token; unused for "mlp". For "ultravox" and "voxtral", n_merge
+            steps in time become one token.
         n_deepstack: for "qwen3vl_merger": an embedding has 1 + n_deepstack times the width of the text model.
     """
 
@@ -54,7 +54,7 @@ class ProjectorShape:
 
     @property
     def hears(self) -> bool:
-        """True for an encoder of sounds."""
+        """True for an audio encoder."""
         return self.kind in ("ultravox", "voxtral", "qwen2a")
 
     @property
@@ -81,7 +81,7 @@ def write_projector(
     Args:
         weights: the type of the layers' matrices, such as "Q8_0". Matrices outside the layers, and matrices whose rows
             are not whole blocks of this type, are F16. Positions are F32.
-        widened: write the layers' matrices as F32, with the values that they have without this option.
+        widened: write the layers' matrices as F32, but with the same (rounded) values as without this option.
 
     Raises:
         SetupError: the gguf package is missing.
@@ -138,7 +138,7 @@ def write_projector(
 
 
 class _Tensors:
-    """The tensors of an encoder, in the order of the file: pairs of name and values.
+    """An iterable over the tensors of an encoder: pairs of a name and values, in the order of the file.
 
     Args:
         n_embd: the width of the text model.

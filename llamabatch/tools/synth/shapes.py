@@ -15,7 +15,7 @@ class State:
     """The state that a recurrent layer (a delta net, Mamba-2 or a short convolution) keeps for a sequence.
 
     Attributes:
-        conv: columns of the convolution over time, including the newest column.
+        conv: number of columns that the convolution over time reads, including the newest column.
         heads: heads of V (time_step_rank in llama.cpp); 0: the layer is only a convolution.
         head_dim: elements of a head of V.
         size: columns of the state of a head.
@@ -40,15 +40,15 @@ class Shape:
 
     Attributes:
         arch: llama.cpp's name of the architecture.
-        rope_factor: the factor of Llama 3's scaling of low rotary frequencies, or of YaRN in gpt-oss; 0: no scaling.
-        rope_dim: elements of a head that are rotated; 0: all.
+        rope_factor: in Llama 3, the divisor of low rotary frequencies; in gpt-oss, the factor of YaRN; 0: no scaling.
+        rope_dim: number of rotated elements in a head; 0: all.
         tied: True if the output matrix is the embedding matrix.
         layers: one letter per layer, in Nemotron-H's notation: * attention, M recurrent, - only feed-forward; "": all
             layers have attention.
         state: the state of the recurrent layers.
-        window: tokens that a layer with a sliding window attends to; 0: no layer has a window. The architecture decides
-            which layers have a window.
-        n_expert, n_expert_used: experts of a layer, and experts for each token; 0: a layer has one network.
+        window: size of the sliding window in tokens; 0: no window. The architecture decides which layers have a window.
+        n_expert: number of experts of a layer; 0: a layer has one network.
+        n_expert_used: number of experts for each token.
         embedding_scale, attention_scale, residual_scale, logit_scale: Granite's factors; 0: the file has no such key.
     """
 

@@ -10,7 +10,7 @@ from llamabatch.tools.synth.blocks import F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_
 from llamabatch.tools.synth.shapes import Shape
 
 QUANTS = ("Q8_0", "Q4_0", "Q4_K_M", "MXFP4_MOE", "F16")
-FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "MXFP4_MOE": 38}  # llama_ftype
+FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "MXFP4_MOE": 38}  # values of llama_ftype
 _BASE_TYPES = {"F16": F16, "Q4_0": Q4_0, "Q8_0": Q8_0, "Q4_K_M": Q4_K, "MXFP4_MOE": Q8_0}
 _SMALLER_BLOCKS = {"Q4_K": Q5_0, "Q6_K": Q8_0}  # type with blocks of 256 weights -> substitute with blocks of 32
 _UNQUANTISED = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
@@ -36,7 +36,7 @@ def tensors_of(shape: Shape, quant: str) -> Iterator[Tensor]:
     parts = list(weights_of(shape))
     values = [part.name for part in parts if part.name.endswith(("attn_v.weight", "attn_qkv.weight"))]
     downs = [part.name for part in parts if part.name.endswith(("ffn_down.weight", "ffn_down_exps.weight"))]
-    # Some of the tensors attn_v and ffn_down get more bits in Q4_K_M. For ffn_down the quantiser counts all layers,
+    # In Q4_K_M, attn_v and ffn_down are larger (Q6_K) in some layers. For ffn_down the quantiser counts all layers,
     # even layers without this matrix.
     better = {name for i, name in enumerate(values) if _more_bits(i, len(values))}
     better |= {name for i, name in enumerate(downs) if _more_bits(i, shape.n_layer)}
@@ -58,6 +58,6 @@ def _type(part: Weights, quant: str, tied: bool, is_better: bool) -> BlockType:
 
 
 def _more_bits(layer: int, n_layer: int) -> bool:
-    """Returns True for a layer whose attn_v and ffn_down are Q6_K in Q4_K_M (llama-quant.cpp, use_more_bits)."""
+    """Returns True if Q4_K_M stores attn_v and ffn_down of this layer as Q6_K (llama-quant.cpp, use_more_bits)."""
     eighth = n_layer // 8
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2

@@ -14,8 +14,10 @@ def _turns(before: str, after_role: str, after: str, role: str = "m['role']", as
     """Returns a chat template.
 
     Args:
-        before, after_role, after: texts of a turn around its role and its content.
-        role: jinja2 expression for the role of the message `m`.
+        before: the text of a turn before the role.
+        after_role: the text between role and content.
+        after: the text after the content.
+        role: jinja2 expression that writes the role of the message `m`.
         assistant: the model's own role, for the start of an answer.
     """
     turn = f"{{{{ '{before}' + {role} + '{after_role}' + m['content'] + '{after}' }}}}"
@@ -34,10 +36,10 @@ class _Tokenizer:
     """A byte-level BPE vocabulary with its special tokens after all other tokens.
 
     Attributes:
-        pre: llama.cpp's name of the rule that splits text into words.
-        n_behind: number of ids from the first special token to the end of the real vocabulary.
+        pre: llama.cpp's name for the rule that splits text into words.
+        n_behind: number of ids in the real vocabulary from the first special token to the end.
         n_special: number of special tokens. Special tokens without a name in `names` are reserved.
-        names: index among the special tokens -> name.
+        names: names of special tokens, by their index among the special tokens.
         bos, eos, pad: indexes of these tokens among the special tokens.
     """
 
@@ -140,7 +142,7 @@ def _add_sentencepiece(writer: Any, n_vocab: int) -> None:
 
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # llama.cpp's token types
 _LETTERS = "etaoinshrdlucm"
-_SPACE, _SENTENCEPIECE_SPACE = "Ġ", "▁"  # the space in tokens of byte-level BPE, and of SentencePiece
+_SPACE, _SENTENCEPIECE_SPACE = "Ġ", "▁"  # the space in byte-level BPE tokens and in SentencePiece tokens
 
 
 @dataclass(frozen=True)

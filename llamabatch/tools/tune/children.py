@@ -1,6 +1,6 @@
-"""Runs the processes that measure, one for each `Setting.load`, and a process that keeps a core busy.
+"""Runs the processes that measure settings, and a process that keeps a core busy.
 
-Several processes stay alive at once if memory allows.
+Settings with the same `load` share a process. Several processes stay alive at once if memory allows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ Figures = dict[str, float]
 
 
 class Children(Closing):
-    """A pool of measuring processes, one for each `Setting.load`. A context manager that ends all processes.
+    """A pool of processes that measure settings. Settings with the same `load` share a process.
+
+    Leaving the context manager ends all processes.
 
     Args:
         base: options that name the model and the devices of its layers.

@@ -25,11 +25,11 @@ class Choice:
     """The chosen candidate, with all measurements.
 
     Attributes:
-        default: label of the candidate that the rules choose without measurements.
+        default: label of the candidate that is chosen by the rules, without measurements.
         chosen: label of the chosen candidate.
-        gains: label -> speed as a multiple of the default's speed, the median over the rounds; None: not measured.
-        noise: label -> median distance of a round's gain from the median gain.
-        rounds: label -> figures, one item per round.
+        gains: for each label the median, over the rounds, of speed divided by the default's speed; None: not measured.
+        noise: for each label the median distance of a round's gain from the median gain.
+        rounds: for each label the figures of each round.
     """
 
     default: str
@@ -49,15 +49,16 @@ class Choice:
 
 
 def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str) -> Choice:
-    """Chooses a candidate that beats the default by more than both the margin and twice the noise; else the default.
+    """Chooses a candidate. The default stays unless another candidate gains more than the margin and twice the noise.
 
-    The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
+    For each round and workload, the default's time is divided by the candidate's time. The gain of the round is the
     geometric mean over the workloads. So a disturbance that slows down default and candidate cancels out, and all
     workloads count alike. Of the candidates that beat the default, the first within the margin of the best gain is
     chosen. A candidate with only one round, or with fewer rounds than the default, is never chosen.
 
     Args:
-        rounds: label -> figures, the preferred candidates first; the figures of one round were measured together.
+        rounds: for each label the figures of each round. Preferred candidates come first. A round measures all
+            candidates.
     """
     gains: dict[str, float | None] = {}
     noise: dict[str, float] = {}
@@ -108,8 +109,9 @@ class Latency:
 
     Attributes:
         limit_ms: limit of the p95 of the time between two tokens, in milliseconds.
-        rows: the smallest number of slots with at least 97 % of the most tokens/s that the limit allows.
-        gaps: the p95 for each measured number of rows, rising.
+        rows: the chosen number of slots: of all numbers within the limit, the smallest with at least 97 % of the
+            highest tokens/s.
+        gaps: the p95 for each measured number of rows, the smallest number first.
         prompt_ms: time of one prompt token, in milliseconds.
     """
 
@@ -125,7 +127,7 @@ class Latency:
 
 
 def gap_of(stair: Stair, prompt_ms: float) -> Gap:
-    """Returns the p95 of the time between two tokens of a row, if all `stair.rows` rows always decode."""
+    """Returns the p95 of the time between two tokens of a sequence if `stair.rows` sequences decode all the time."""
     step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
     # Each row gets a new request every OUTPUT steps, and one step computes the new prompt. If more than 5 % of the
     # steps compute a prompt, the p95 includes the prompt's time. The prompt is assumed to have SHORT tokens.
@@ -133,8 +135,8 @@ def gap_of(stair: Stair, prompt_ms: float) -> Gap:
 
 
 def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
-    """Returns the number of slots for a latency limit. Raises ConfigError with the lowest possible latency if no number
-    of rows keeps the limit."""
+    """Returns the number of slots for a latency limit. Raises ConfigError if each number of slots exceeds the limit.
+    The message names the lowest possible latency."""
     stairs = sorted(stairs, key=lambda stair: stair.rows)
     gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
     within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]

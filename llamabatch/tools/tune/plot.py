@@ -11,7 +11,7 @@ from llamabatch.tools.tune.table import workload
 from llamabatch.utils.format import significant
 from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, titled
 
-_ROOM_FOR_TEXT = 0.2  # a bar shorter than this share of the width has its figure beside it, not inside
+_ROOM_FOR_TEXT = 0.2  # if a bar is shorter than this share of the width, its figure is next to the bar, not inside
 
 
 def figure(report: Report) -> Figure:

@@ -23,8 +23,8 @@ class Result:
     """The result of one Stage.
 
     Attributes:
-        title, measures, only_on_request: as in Stage.
-        failures: label of a candidate whose measurement failed -> its error.
+        title, measures, only_on_request: the attributes of the Stage.
+        failures: the errors of failed candidates, by the candidates' labels.
     """
 
     title: str
@@ -40,13 +40,13 @@ class Report:
 
     Attributes:
         results: one result per stage, in the order of the stages.
-        stairs: decode steps with the chosen setting, by rising number of rows.
+        stairs: times of decode steps with the chosen setting, the smallest number of rows first.
         gain: the chosen setting against llama.cpp's defaults.
         many: number of rows in the steps called "many".
         file: file of the profile; None: not written, since other processes used the CPU during the tuning.
         seconds: duration of the tuning.
         cut_short: True if the time was over before everything was measured as often as planned.
-        others: what other processes used during the tuning.
+        others: the CPU use of other processes during the tuning.
         latency: the number of slots that keeps the latency limit; None without a limit.
     """
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def best_rows(self) -> int:
-        """The best number of rows that keeps the latency limit, regardless of memory."""
+        """The best number of rows within the latency limit, if there is a limit. Memory is not considered."""
         return self.latency.rows if self.latency is not None else best_rows(list(self.stairs)) or 1
 
     def speed_up(self, measure: str) -> float:

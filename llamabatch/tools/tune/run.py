@@ -1,4 +1,4 @@
-"""Tunes a model: coordinate descent over the stages, decode steps by number of rows, the gain, the profile."""
+"""Tunes a model. Chooses the settings stage by stage (coordinate descent), measures them, and writes the profile."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _LONG_PROMPT_S = 4.0  # on a slow machine the long prompt is shortened to about 
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
-_MOST_GAIN = 4.0  # the most speed-up to hope for; a latency limit that needs more is refused early
-_STEP_SHARE = 1 / 600  # share of the tuning's time for timing the steps with one number of rows
+_MOST_GAIN = 4.0  # the largest speed-up to expect; a latency limit that needs more is refused early
+_STEP_SHARE = 1 / 600  # each number of rows gets this share of the tuning's time for its steps
 
 
 class Progress(Protocol):
@@ -49,10 +49,10 @@ class Progress(Protocol):
         """Starts the next part. `share`: its share of the whole time."""
 
     def advance(self, share: float) -> None:
-        """Counts a further share of the current part as done."""
+        """Adds `share` to the finished share of the current part."""
 
     def end(self, outcome: str) -> None:
-        """Ends the current part. `outcome`: its result in words."""
+        """Ends the current part. `outcome`: the text of its result."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Settings:
         model: path of a .gguf file, or "tiny".
         seconds: approximate duration of the tuning. With a slow model the necessary measurements take longer.
         allow_numerics: choose the types of the KV cache, too. This changes the outputs of a model.
-        p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: no limit.
-        beside_load: write the profile even if other processes used the CPU meanwhile.
-        engine: options of EngineConfig, for the devices of the layers and for the types of the KV cache at the start.
+        p95_inter_token_ms: limit of the p95 of the time between two tokens, in milliseconds; None: no limit. The chosen
+            number of slots keeps this limit.
+        beside_load: write the profile even if other processes used the CPU during the tuning.
+        engine: options of EngineConfig: the devices of the layers, and the types of the KV cache before the tuning.
     """
 
     model: str = "tiny"
@@ -142,7 +143,7 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # stored together: the rule for n_threads_batch uses n_threads
+    threads = differs("n_threads", "n_threads_batch")  # both or neither: the rule for n_threads_batch uses n_threads
     flash = differs("flash_attn") and chosen.type_v == rule.type_v  # with another V type, the type decides flash_attn
     return Profile(
         key=profile_store.key_of(
@@ -251,9 +252,10 @@ class Tuner:
         When the time is over, no further round starts. In the first round, the candidates in `must` are still measured.
 
         Args:
-            must: labels; the first is the default. The EngineError of the default is raised. The errors of other
-                candidates go to `failures`.
-            rounds, failures: receive the figures and the errors.
+            must: labels of candidates, the default first. If the default fails, raises its EngineError. The errors of
+                other candidates go to `failures`.
+            rounds: receives the figures of each candidate.
+            failures: receives the error of each failed candidate.
         """
         default = must[0]
         for turn in range(stage.rounds):
@@ -312,7 +314,7 @@ class Tuner:
 
     @property
     def _late(self) -> bool:
-        """True if the current part has used its own time and the time that earlier parts did not use."""
+        """True if the current part has used up its own time and the time that earlier parts left over."""
         return self.elapsed > self._settings.seconds * self._used / self._shares
 
     def _job(self, rows: Iterable[int], time_prompt: bool = False) -> Job:

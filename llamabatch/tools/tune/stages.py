@@ -14,8 +14,8 @@ from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.planning.profile import FLOAT_TYPES
 from llamabatch.utils.system import affinity
 
-# libgomp's own default of GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
-# 100,000 spins a ms (gcc/libgomp/env.c).
+# libgomp's own default of GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", with 100,000 spins
+# per ms (gcc/libgomp/env.c).
 LIBGOMP_SPINS = 300_000
 STAIRS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"))
@@ -63,11 +63,11 @@ class Job:
     """One measurement.
 
     Attributes:
-        prompt: number of tokens in each sequence before the steps are timed.
+        prompt: number of tokens in each sequence before the timed steps.
         rows: numbers of sequences; a decode step is timed for each number.
-        n_ctx, n_slots: as in EngineConfig, for the context.
+        n_ctx, n_slots: options of EngineConfig for the measured context.
         seconds: time to spend on each number of rows.
-        time_prompt: True: measure the time of the prompt as well.
+        time_prompt: True measures the time of the prompt as well.
     """
 
     prompt: int
@@ -79,7 +79,7 @@ class Job:
 
 
 def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
-    """Returns the options of a context for a job. `base`: the model, and the devices of its layers."""
+    """Returns the options of the context for a job. `base` has the model and the devices for its layers."""
     return ResolvedConfig(
         model=base.model,
         strategy="batched",
@@ -116,17 +116,19 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
 
 @dataclass(frozen=True)
 class Stage:
-    """One question of tuning.
+    """One step of the tuning, which chooses the value of one field of Setting.
 
     Attributes:
         name: the field of Setting that is tuned.
-        title: the stage in words, for people.
+        title: the title that people see.
         measures: the figures that count: "prompt", "one" (a step of one row), "many" (a step of many rows) and "long
-            prompt". With "busy " in front, the figure is measured beside a process that keeps a core busy.
-        candidates: returns label -> setting. The first setting is the given one, which earlier stages have chosen.
+            prompt". With "busy " in front, another process keeps a core busy during the measurement.
+        candidates: a function from the setting chosen so far to a dictionary of labels and settings to try. The first
+            of these is the given setting.
         rounds: number of measurements of each candidate.
         share: approximate share of the time.
-        only_on_request: True: keep the first candidate unless the user allows other numerics, but show the figures.
+        only_on_request: True if the stage changes outputs. All candidates are measured, but the first is chosen unless
+            the user allows other numerics.
     """
 
     name: str
@@ -142,7 +144,7 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
     """Returns all stages.
 
     Args:
-        config: the options, resolved by the rules, without a profile.
+        config: the options as the rules resolve them without a profile.
         longest_prompt: tokens of the prompt in the stage for n_ubatch.
         amx: True if AMX kernels are on and can be turned off.
     """
@@ -165,8 +167,8 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
     """Returns the setting of llama.cpp's own programs: flash attention "auto" (on where possible), libgomp's spin
-    count, n_ubatch 512, all cores. Cache types and extra buffers stay as in `setting`, because other values may
-    crash here."""
+    count, n_ubatch 512, all cores. Cache types and extra buffers stay as in `setting`, because other values may crash
+    on this machine."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )
@@ -184,7 +186,7 @@ def _flash_attn(setting: Setting) -> dict[str, Setting]:
     if setting.type_v not in FLOAT_TYPES:
         return ways  # a quantised V cache needs flash attention
     for other in ("off", "on"):
-        if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # "auto" is on where possible
+        if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # "auto" means on if possible
             ways[other] = replace(setting, flash_attn=other)
     return ways
 

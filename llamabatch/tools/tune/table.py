@@ -24,7 +24,7 @@ def show(report: Report, console: Console) -> None:
     line(f"{report.profile.model} on {report.machine.summary}")
     print_table(console, _tried(report), lead=2)
     print_table(console, _stairs(report, max(_SHORT_BAR, min(_BAR, console.width - _BESIDE_BAR))))
-    if report.file is not None:  # without a profile nothing is gained
+    if report.file is not None:  # if no profile is written, there is no gain
         print_table(console, _gain(report))
     for result in report.results:
         for label, reason in result.failures.items():
@@ -120,7 +120,7 @@ def _gain(report: Report) -> Table:
 
 
 def workload(name: str, many: int) -> str:
-    """Returns a measure in words."""
+    """Returns a readable name of a measurement."""
     if name == "prompt":
         return "prompt"
     plain = "decode, 1 row" if name.endswith("one") else f"decode, {many} rows"

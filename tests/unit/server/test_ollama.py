@@ -38,6 +38,7 @@ def test_options_are_fields_of_a_request_by_ollamas_names():
     assert {chat(options={"num_predict": number}).params.max_tokens for number in (-1, -2)} == {None}
     body = chat(options={"num_ctx": 8192, "num_gpu": 1, "unheard_of": 1, "n": 2}, keep_alive="5m", strange=1)
     assert set(body.ignored) == {"strange", *(f"options.{name}" for name in ("num_ctx", "num_gpu", "unheard_of", "n"))}
+    assert [chat(keep_alive=each).ignored for each in ("soon", -1, None)] == [("keep_alive",), (), ()]
     with pytest.raises(ApiError, match="num_ctx"):
         chat(Rules(strict=True), options={"num_ctx": 8192})
 

@@ -29,7 +29,7 @@ class EngineArgs(metaclass=_WithAdvice):
 
     def __new__(cls, model: str, **options: Any) -> EngineArgs:
         # vLLM's class has fields with defaults for all options. Here only the given options are fields,
-        # because asdict() must return only options that the caller chose.
+        # because asdict() must return only the caller's options.
         values = {"model": model, **options}
         self: EngineArgs = object.__new__(make_dataclass("EngineArgs", list(values), bases=(cls,), init=False))
         vars(self).update(values)

@@ -34,7 +34,7 @@ class _Running:
     """A request that runs.
 
     Attributes:
-        output: an output with the caller's request_id and no continuations.
+        output: an output with the caller's request_id, but without continuations. step() returns copies of it.
         parts: the continuations so far, by their index.
     """
 
@@ -74,14 +74,14 @@ class LLMEngine(Closing):
     The engine computes in a thread of its own, also between the calls of step().
 
     Attributes:
-        llm: the LLM that computes the requests.
+        llm: the LLM for all requests.
     """
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._running: dict[str, _Running] = {}  # by the id of the engine's request
-        self._errors: list[Exception] = []  # errors of failed requests, which the next calls of step() raise
+        self._running: dict[str, _Running] = {}  # the key is the engine's id of the request
+        self._errors: list[Exception] = []  # errors of failed requests; the next calls of step() raise them
         self._process = ForkGuard()
 
     @classmethod

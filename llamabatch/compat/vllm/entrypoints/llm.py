@@ -55,7 +55,7 @@ Bar = bool | Callable[..., Any]
 
 _ONE_PROCESS = "there is one engine, and there are no workers to call"
 _QUEUE = "LLMEngine takes requests at any time; llm.llm.stream and llm.llm.as_completed give outputs as they come"
-# Names of vLLM's LLM that this class does not have, with their replacement.
+# Keys: names of vLLM's LLM that are missing here. Values: what to use in their place.
 ABSENT = {
     "llm_engine": "llm.llm is the LLM behind it; LLMEngine has add_request and step",
     "model_config": "llm.llm.plan has the options in force, llm.llm.metadata the values of the file",
@@ -95,7 +95,7 @@ class LLM(Closing):
             unsupported option that would change an answer is refused.
 
     Attributes:
-        llm: the LLM of llamabatch that does the work. It has the functions for which vLLM has no name.
+        llm: the LLM of llamabatch that does the work. It also has functions that do not exist in vLLM.
 
     Raises:
         ConfigError, ModelFileError (both ValueError): an option is refused, or the file is missing or damaged.
@@ -147,7 +147,7 @@ class LLM(Closing):
             use_tqdm: show a progress bar on a terminal; a function counts as True.
             lora_request: one for all prompts, or a list with a LoRARequest or None for each.
             priority: a number for each prompt; lower numbers run first.
-            prompt_token_ids: an argument of earlier vLLM versions, which replaces `prompts`.
+            prompt_token_ids: the prompts as token ids, for programs of earlier vLLM versions. Replaces `prompts`.
             tokenization_kwargs: truncate_prompt_tokens; truncation and max_length are refused.
 
         Returns:
@@ -214,7 +214,7 @@ class LLM(Closing):
         Args:
             messages: a list of {"role": …, "content": …}, or a list of such lists.
             chat_template: a jinja2 template in place of the model's own.
-            chat_template_content_format: changes nothing; a template always gets the format that it can read.
+            chat_template_content_format: changes nothing, because a template always gets a format that suits it.
             add_generation_prompt, continue_final_message, tools, chat_template_kwargs: as for LLM.chat of llamabatch.
             tokenization_kwargs, mm_processor_kwargs: refused unless empty.
             The other arguments are as for generate.
@@ -276,7 +276,7 @@ class LLM(Closing):
             raise InputError(
                 f"priority has {len(priority)} numbers for {counted(len(each), 'prompt')}; give one for each"
             )
-        made: dict[tuple[int, int], EngineParams] = {}  # by (id(params), priority); prompts often share one params
+        made: dict[tuple[int, int], EngineParams] = {}  # key: (id(params), priority); prompts often share params
         found = []
         for params, rank in zip(each, priority or [0] * len(each), strict=True):
             key = (id(params), integer(InputError, "priority", rank, -(2**31), 2**31 - 1))
@@ -399,8 +399,8 @@ class LLM(Closing):
     ) -> list[ScoringRequestOutput]:
         """Returns the score of each pair of texts.
 
-        A model that ranks (a cross-encoder) gives the relevance, 0 to 1. Any other model gives the cosine of the
-        texts' vectors.
+        A model that ranks (a cross-encoder) gives the relevance, 0 to 1. For any other model, the score is the cosine
+        of the texts' vectors.
 
         Args:
             data_1, data_2: the texts of the pairs: one and one, one and many, or n and n.
@@ -408,7 +408,7 @@ class LLM(Closing):
             chat_template: refused, because the GGUF's own "rerank" template is used.
 
         Raises:
-            PromptError (ValueError): the numbers of texts do not fit. Other errors as for embed.
+            PromptError (ValueError): the numbers of texts in data_1 and data_2 do not match. Other errors as for embed.
         """
         if chat_template is not None:
             raise PromptError("chat_template is given; the GGUF's own rerank template holds: leave it out")

@@ -32,14 +32,14 @@ export class CompareView {
   constructor(section) {
     section.append(
       html("div", { class: "bar" }, html("h2", {}, "Alone or in company")),
-      html("p", { class: "lead" }, "The same prompts, one after the other and then all at once, on this server. Both speeds, and whether company changes a text."),
+      html("p", { class: "lead" }, "This server runs the same prompts one by one, and then all of them together. The picture shows both speeds, and whether a text is different in company."),
       html("div", { class: "row" }, this.#start, this.#halt, this.#png, this.#svg),
       this.#state,
       this.#error,
       this.#picture,
       this.#details,
       html("details", { class: "options" }, html("summary", {}, "Prompts"), html("label", { for: "compare-prompts" }, `One a line, at most ${MOST_PROMPTS}`), this.#prompts),
-      html("p", { class: "hint" }, "How it is measured: greedy texts; a short request warms up; no prompt comes from the prefix cache (cache_prompt: false); the run that goes first changes each time. One by one is a request after the other, together is one request with all prompts. Other people's requests at the same time disturb both."),
+      html("p", { class: "hint" }, "How it is measured: sampling is greedy. A short request warms up the model. No prompt comes from the prefix cache (cache_prompt: false). One by one: each request waits for the one before it. Together: one request has all prompts. Which of the two goes first changes each time. Requests of other people disturb both."),
     );
     for (const each of [dark, narrow]) each.addEventListener("change", () => this.#run && this.#draw());
   }

@@ -51,7 +51,7 @@ class Histogram(Metric):
 def metrics_of(stats: EngineStats, model: str) -> list[Metric]:
     """Returns all metrics under vLLM's names."""
     with late_import("the code of the monitor"):
-        from llamabatch.monitor import prometheus  # late, because it imports psutil
+        from llamabatch.monitor import prometheus  # imported late, since it imports psutil
 
     labels = {"model_name": model, "engine": "0"}
     found: list[Metric] = [
