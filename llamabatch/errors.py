@@ -29,7 +29,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Control characters except tab and newline, marks of text direction, line separators, lone surrogates.
+# Marks of text direction, line separators, lone surrogates, and all control characters but tab and newline.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -151,7 +151,8 @@ def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds missing parameters to a tool, and empty descriptions where the function or a parameter has none."""
+    """Returns a tool whose function has `parameters`. The function and each parameter get an empty description if they
+    have none."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -178,9 +179,9 @@ def _mark_end(messages: list[Message]) -> str:
     """Adds a mark to the end of the last message, and returns the mark. This message must be an assistant's.
 
     The prompt is cut before the mark, so text that the template writes after the content is dropped. transformers does
-    the same (utils/chat_template_utils.py). The mark ends with a tab. If the tab is missing, the template trims
-    contents. Without the mark, such a template would have trimmed the white space at the end of the content, so _cut_at
-    removes this white space.
+    the same (utils/chat_template_utils.py). The mark ends with a tab. If the rendered text lacks this tab, the
+    template trims contents. Without the mark, such a template would have trimmed the white space at the end of the
+    content, so _cut_at removes this white space.
     """
     last = messages[-1]
     content = last.get("content")

@@ -112,7 +112,7 @@ def _one_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _short(call_id: object) -> str:
-    """Returns an id of nine letters and digits, always the same one for the same id."""
+    """Converts the id of a call to nine letters and digits. Equal ids give equal results."""
     text = str(call_id)
     return text if _NINE.fullmatch(text) else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 

@@ -140,8 +140,8 @@ class Scanner:
             self.at = end
 
     def _held(self, markers: tuple[str, ...]) -> int:
-        """Returns the start of the text to hold back, because it may become a marker. Returns the end of the text if
-        there is no such text."""
+        """Returns the position from which text is held back, because the text from there on may become a marker. If no
+        text is held back, returns the length of the buffer."""
         longest = max(map(len, markers))
         for start in range(max(self.at, len(self.buffer) - longest + 1), len(self.buffer)):
             tail = self.buffer[start:]

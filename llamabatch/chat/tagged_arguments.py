@@ -52,8 +52,8 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """Returns the schema of the argument `name`. A name outside of `named` has the schema `other`, or True
-        (any value) if there are patterns or no `other`."""
+        """Returns the schema of the argument `name`. For a name outside of `named`, returns `other`; but if there are
+        patterns, or if `other` is None, returns True (any value)."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -234,7 +234,8 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """Returns the form with all required names added to `named`. If `other` is None, it becomes True or False."""
+    """Returns the form with all required names added to `named`. If `other` is None, `other` becomes False if the form
+    is listed or has patterns, and True if not."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
@@ -297,7 +298,8 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
-            # The start is one terminal, as for a named argument, because the lexer cannot go back between terminals.
+            # The text before the value is one terminal, as for a named argument, because the lexer cannot go back
+            # between terminals.
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
             start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)

@@ -199,8 +199,8 @@ class _Missing(jinja2.Undefined):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py), with
-    its tojson. This class adds the prices."""
+    """The jinja2 environment for which chat templates are written, with the filter tojson of Hugging Face's
+    transformers (chat_template_utils.py). This class adds the prices."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)

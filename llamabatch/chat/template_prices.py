@@ -173,7 +173,8 @@ _METHODS: tuple[tuple[Any, dict[str, _Price]], ...] = (
 
 
 def price_of_method(owner: Any, name: str, values: tuple[Any, ...]) -> int:
-    """Returns the price of a method of `owner`, without its arguments; 0: the type of `owner` is not built in.
+    """Returns the price of calling a method of `owner`; 0: the type of `owner` is not built in. The price of reading
+    the arguments is not included.
 
     Raises:
         SecurityError: a method of a built-in type has no price.

@@ -165,7 +165,7 @@ def _add_call(
     if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"
-    schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # if several types are given, "object" counts
+    schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several given types, "object" counts
     schema, formats = _held(schema, name)
     if isinstance(notation, JsonNotation):
         formats += tuple(f"grammar {show(f'{name}.{each}')}" for each in _in_lark(schema))

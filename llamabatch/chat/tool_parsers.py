@@ -43,7 +43,9 @@ class ToolParser:
         self._parallel = parallel
         self._n_calls = 0
         self._n_text = 0  # number of characters of text so far
-        self._spaces: str | None = ""  # whitespace held back until a call drops it; None: text came after the last call
+        # Whitespace that is held back: other text emits this whitespace, a call drops it. None: text came after the
+        # last call.
+        self._spaces: str | None = ""
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
         self._reading = reader(self)
@@ -211,7 +213,8 @@ def _mistral_call(p: ToolParser) -> Reading[int]:
 def deepseek(p: ToolParser) -> Reading[None]:
     """Reads <｜tool▁calls▁begin｜>, then for each call <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
 
-    V3 and R1 write `function` in place of the name. After the separator come the name and a Markdown block.
+    V3 and R1 write `function` in place of the name. They write the name after the separator, and then a Markdown block
+    with the arguments.
     """
     marks = (f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end"))
     return _sections(p, _deepseek_call, *marks)
@@ -234,7 +237,7 @@ def _deepseek_call(p: ToolParser, end: str) -> Reading[int]:
 
 
 def kimi(p: ToolParser) -> Reading[None]:
-    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|> in section markers."""
+    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|> in a section."""
     marks = (f"<|tool_{each}|>" for each in ("calls_section_begin", "call_begin", "call_end", "calls_section_end"))
     return _sections(p, _kimi_call, *marks)
 

@@ -185,7 +185,7 @@ class _Named(NamedTuple):
     """One argument's schema, as found in a part of the whole schema.
 
     Attributes:
-        always: True: `schema` applies with any branches of anyOf and oneOf.
+        always: True: `schema` applies whichever branches of anyOf and oneOf are taken.
     """
 
     schema: object

@@ -50,7 +50,7 @@ class Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Returns a reply for bash. Removes its beginning, because bash keeps this text on the line."""
+        """Returns a reply for bash, without the beginning that bash keeps on the line."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
     @staticmethod

@@ -120,7 +120,7 @@ def defaults(
 
     Args:
         commands: names of all commands.
-        command_of: returns a command by its name; called only for keys that are not for `command`.
+        command_of: returns the command with a given name. It is called only for keys that are not for `command`.
 
     Raises:
         UsageError: a key or a section is unknown, or an option refuses its value. The message names file and line.

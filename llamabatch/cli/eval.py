@@ -170,7 +170,7 @@ def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     release of lm_eval may lack it.
 
     Args:
-        changes: for each attribute, the module, its name, and the value during the block.
+        changes: for each attribute a tuple of the module, the attribute's name, and the value during the block.
     """
     changes = tuple(each for each in changes if hasattr(each[0], each[1]))
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]

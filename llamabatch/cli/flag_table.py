@@ -71,7 +71,7 @@ def _row(program: str, flag: str, entry: Mapping[str, Any], texts: Mapping[str, 
         head, tail = f"--{head[7:]}", f"--no-{head[7:]}"
     names = head.split()
     takes = MANY if names[-1] == "N..." else names.count("N")
-    if "field" in entry:  # a field of request bodies gives the advice and the accepted values
+    if "field" in entry:  # the field of this name in SETTINGS has the advice and the accepted values
         setting = SETTINGS[entry["field"]]
         usual = [str(value) for value in setting.usual if value != ""]
         entry = {**entry, "note" if setting.optional else "cure": setting.advice, "fine": usual}

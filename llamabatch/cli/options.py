@@ -101,7 +101,7 @@ def _with_options(command: Command, options: Sequence[Callable[[Command], Comman
 
 
 def variable_of(name: str) -> str:
-    """Returns the name of an option's environment variable. `name`: the parameter of the option."""
+    """Returns the name of an option's environment variable. `name`: the name of the option's parameter."""
     return f"LLAMABATCH_{name.upper()}"
 
 
@@ -286,6 +286,7 @@ def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | 
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:
-    """Names each file of --lora. Returns pairs (name, path) for the engine, and a dictionary of names and scales."""
+    """Gives a name to each file of --lora. Returns pairs (name, path) for the engine, and a dictionary from the names
+    to the scales, or None without files."""
     paths = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
     return paths, {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)} or None

@@ -130,7 +130,8 @@ def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, c
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Returns values of parameters by name. `theirs` comes from llama-server's variables or a section of a preset."""
+    """Returns a dictionary from the names of parameters to the values in `theirs`. These come from llama-server's
+    variables or from a section of a preset file."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:

@@ -34,8 +34,8 @@ ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
-    """Returns a dictionary from the names of flags to pairs: the row, and True if the name turns the flag off. If both
-    servers have a name, llama-server's row is taken."""
+    """Returns a dictionary. Keys: names of flags. Values: the row of the flag, and True if this name turns the flag
+    off. If both servers have a flag of the same name, the row is llama-server's."""
     found: dict[str, tuple[Row, bool]] = {}
     for row in rows:
         for name in row.names:
@@ -149,7 +149,8 @@ def from_environment(environ: Mapping[str, str]) -> Translated:
 
 
 def _last_params(args: list[str]) -> list[str]:
-    """Keeps only the last of several `-P name=…` with the same name. Of other repeated options, click uses the last."""
+    """Removes each `-P name=…` that is followed by another with the same name. For other repeated options this is not
+    needed, because click uses only the last."""
     last: dict[str, int] = {}
     for i, arg in enumerate(args[:-1]):
         if arg == "-P":

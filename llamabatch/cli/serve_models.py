@@ -1,7 +1,7 @@
 """Finds the models that `llamabatch serve` serves: on the command line, in a folder, and in a preset file.
 
-A section of a preset file has the options of one model. Each key is a flag without its dashes, of llamabatch or of
-llama-server, or a variable LLAMA_ARG_…. The section is parsed like a command line.
+A section of a preset file has the options of one model. Each key is either a flag of llamabatch or llama-server,
+without its dashes, or a variable LLAMA_ARG_…. The section is parsed like a command line.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _as_flag(key: str) -> str:
-    """Returns the key as in flags, with hyphens for underscores. A variable LLAMA_ARG_… stays as it is."""
+    """Replaces underscores of the key by hyphens, as in flags. Returns a variable LLAMA_ARG_… unchanged."""
     return key if key.startswith("LLAMA_ARG_") else key.replace("_", "-")
 
 

@@ -60,7 +60,8 @@ def serve_several(
         read_one: takes a model, and returns it with its engine options and server options.
         options: options of the server, for all models.
         pool: options of a ModelPool.
-        look_again: called while the server runs, returns the models that exist by then; None: the models never change.
+        look_again: a function that is called while the server runs. It returns the models that exist by then. None: the
+            models never change.
     """
     from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
     from llamabatch.server.pool.options import Found, PoolOptions

@@ -55,8 +55,8 @@ class EngineClient(Protocol):
         Args:
             sink: Gets the outputs of all its requests together after a step, including requests of other calls with the
                 same sink. It must not raise. A sink that raises gets the same outputs again, one by one. If it raises
-                again at an output, the request of this output ends with the sink's error, and the sink gets this last
-                output once.
+                again at an output, the request of this output ends, and the sink gets one last output with the sink's
+                error.
             stream: True: the sink gets every token; False: only finished requests.
 
         Raises:
@@ -178,7 +178,7 @@ class SharedSinks(Generic[S]):
             around: makes the wrapper. The wrapper must keep the sink alive.
         """
         made = self._made.get(id(sink))
-        if made is None:  # two threads may each make a wrapper; this only splits groups of outputs
+        if made is None:  # two threads may each make a wrapper; then only groups of outputs are split
             made = self._made[id(sink)] = around(sink)
         return made
 
@@ -188,7 +188,7 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
     does not block good outputs.
 
     Returns:
-        By request id: the sink's error at an output passed alone.
+        The errors that the sink raised when it got one output alone, by request id.
     """
     if not outputs or (error := _call(sink, outputs)) is None:
         return {}
@@ -219,7 +219,7 @@ class _Undelivered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # (time.monotonic() of the last try, sink, output)
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # (time.monotonic() of the deadline, sink, output)
         self._is_trying = False
         self._added = threading.Event()
 

@@ -58,7 +58,7 @@ class _Record(Generic[T]):
     """A decoder of the fields of a dataclass, a named tuple, or a tuple of fixed length, in their order.
 
     Args:
-        name: the name in errors.
+        name: the name of the type, for errors.
         hints: types of the fields, by their names.
         make: makes an instance from the fields.
     """
@@ -119,7 +119,9 @@ class Codec(_Record[T]):
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:
-        """Returns a kept instance with equal fields of equal types (1 == True), or a new instance."""
+        """Returns a kept instance whose fields have equal values and equal types, or else a new instance. Equal values
+        do not suffice, because 1 == True.
+        """
         for theirs, made in self._kept:
             if theirs == packed and [*map(type, theirs)] == [*map(type, packed)]:
                 return made

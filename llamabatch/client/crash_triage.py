@@ -43,7 +43,7 @@ _LOST = "an exception in this process has lost the request"
 
 @dataclass
 class _Emitted:
-    """The output of one continuation already sent to its caller.
+    """The part of one continuation's output that its caller has received.
 
     Attributes:
         n_repeated_tokens, n_repeated_chars: size of the part that the present child will send again.
@@ -59,7 +59,7 @@ class _Emitted:
 
 
 class TrackedRequest:
-    """A request that survives the death of a child, and its output already sent to its caller.
+    """A request that survives the death of a child, and the output that its caller has received so far.
 
     Args:
         number: position of the request in the order of arrival.
@@ -67,8 +67,8 @@ class TrackedRequest:
     Attributes:
         admitted_s: time at which the present child admitted the request, by the supervisor's clock; None before.
         ran_s: longest time from the admission of the request to the death of its child, in seconds.
-        deaths: number of children that died while no request other than this one was admitted. This request was
-            admitted, or on trial.
+        deaths: number of children that died while this request ran alone: it was admitted, or on trial, and no other
+            request was admitted.
         blame: sum of the weights of these deaths.
         died_on_trial: a child died while this request was on trial or was the only one admitted.
         aborted: the caller has aborted the request.
@@ -85,7 +85,7 @@ class TrackedRequest:
         self.blame = 0.0
         self.died_on_trial = False
         self.aborted = False
-        self._first_admitted_s: float | None = None  # time.perf_counter()
+        self._first_admitted_s: float | None = None  # a value of time.perf_counter()
         self._emitted: dict[int, _Emitted] = {}  # by the index of the continuation
         self._repeats = False  # the child sends the emitted part again
 
@@ -120,7 +120,7 @@ class TrackedRequest:
             emitted.n_repeated_tokens, emitted.n_repeated_chars = len(emitted.token_ids), emitted.n_chars
 
     def new_part(self, output: SequenceOutput) -> SequenceOutput | None:
-        """Returns the part of a child's output not yet sent to the caller; None if there is none."""
+        """Returns the part of a child's output that the caller has not received yet; None if there is none."""
         if not self.stream:
             return output if output.finished is not None else None
         emitted = self._emitted.get(output.index)
@@ -365,7 +365,7 @@ class CrashTriage:
                     del self._unanswered[tracked.request_id]
 
     def end_late(self) -> None:
-        """Ends late requests that are waiting for a child. A child ends its own late requests."""
+        """Ends requests that wait for a child and are past their deadlines. A child does this for its own requests."""
         now = time.perf_counter()
         with self._lock:
             late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]

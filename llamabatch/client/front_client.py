@@ -101,7 +101,7 @@ class FrontClient:
             try:
                 new, repeated = table.enter(requests, call)
                 self.inner.submit(new, self._sinks.of(sink, partial(FrontSink, table)), stream=stream)
-            except BaseException:  # no request is queued, but after an interrupt some may have ended
+            except BaseException:  # no request stays queued; after an interrupt, some may have ended already
                 table.roll_back(requests, call)
                 raise
         for request in repeated:
@@ -145,8 +145,8 @@ class FrontClient:
         return self.inner.adapters
 
     def next_seed(self) -> int:
-        """Returns a seed for a request without a seed. The engine's seed determines these seeds; -1: the engine has
-        none.
+        """Returns a seed for a request that has none. The engine's seed determines all such seeds. Returns -1 if the
+        engine has no seed.
         """
         return -1 if self._seeds is None else self._seeds.getrandbits(64)
 
@@ -170,8 +170,9 @@ class FrontClient:
 
         Raises:
             EngineError: the file of the model has changed.
-            EngineClosedError: the client was closed; this is a fork; or a sink uses the engines while they sleep. The
-            errors of a load. The next use tries to load again.
+            EngineClosedError: the client was closed; this process is a fork; or a sink uses the engines while they
+                sleep.
+            The errors of `connect`: the engines could not be loaded. The next use tries to load them again.
         """
         self._fork_guard.check()
         with self._changed:
@@ -194,7 +195,7 @@ class FrontClient:
         """Closes the engines until they are used again. Writes cells of finished requests to the folder of cache_disk.
 
         Raises:
-            EngineError: the engines are in use, or cannot sleep; or this is called in a sink.
+            EngineError: the engines are in use, or cannot sleep; or a sink calls this method.
             EngineClosedError: the client was closed.
         """
         self._fork_guard.check()

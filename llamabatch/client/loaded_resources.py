@@ -10,7 +10,7 @@ Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
 class LoadedResources:
-    """The adapters and prefixes loaded in an engine. A new engine in its place loads them again.
+    """The adapters and prefixes loaded in an engine. The engine that replaces this one loads them again.
 
     Args:
         adapters: names and paths of the adapters in the config. The engine itself loads these.

@@ -17,8 +17,10 @@ from llamabatch.errors import EngineClosedError
 
 
 class MultiEngineClient(LocalClient, Router):
-    """A client of several engines. The plan of `first` gives the number of engines. With a small model, the threads of
-    one engine mostly wait for each other; several engines with one thread each do not wait.
+    """A client of several engines. The number of engines comes from the plan of the engine `first`.
+
+    With a small model, the threads of one engine mostly wait for each other; several engines with one thread each do
+    not wait.
 
     Args:
         first: an engine that has loaded the weights.
@@ -50,7 +52,8 @@ class MultiEngineClient(LocalClient, Router):
         return super().call(method, *arguments)
 
     def _while_paused(self, action: Callable[[list[Engine]], None]) -> None:
-        """Runs an action on the shared weights on the thread of one engine. The threads of the other engines pause.
+        """Runs an action on the thread of one engine while the threads of the other engines pause. So the action may
+        change the shared weights.
 
         Raises:
             EngineClosedError: one of the engines is gone.
@@ -85,7 +88,7 @@ class MultiEngineClient(LocalClient, Router):
                 for client in self._clients:
                     answers.append(client.ask(pause if answers else act))
                     answers[-1].add_done_callback(on_answer)
-            except BaseException:  # engine gone or Ctrl-C: paused engines must not wait for other engines
+            except BaseException:  # an engine is gone, or Ctrl-C: paused engines must not wait for others
                 arrived.put(None)
                 raise
             wait(answers)

@@ -29,7 +29,7 @@ class OutputSender:
         self._lock = threading.Lock()
         self._held: list[SequenceOutput] = []
         self._has_held = threading.Event()
-        self._rests_until_s = 0.0  # time.perf_counter()
+        self._rests_until_s = 0.0  # a value of time.perf_counter()
         self._begun: set[str] = set()  # ids of requests with some, but not all, outputs sent
         self._unsent: dict[str, str] = {}  # errors of outputs that could not be sent, by request_id
         threading.Thread(target=self._send_held, name="llamabatch-outputs", daemon=True).start()

@@ -27,8 +27,8 @@ class Watcher(Protocol):
         """
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
-        """Records that a request has ended with this output; None: it was never queued. May be called twice for a
-        request.
+        """Records that a request has ended with this output. The output is None if the request was never queued. The
+        method may be called twice for a request.
         """
 
 
@@ -142,7 +142,7 @@ class RequestTable:
         return new, repeated
 
     def _check_room(self, requests: list[Request], background: bool, most: int) -> None:
-        """Raises QueueFull if the queue has no room for these requests. `background`: which queue is checked."""
+        """Raises QueueFull if the queue has no room for these requests. `background` says which queue."""
         n_new = sum(request.params.n_copies for request in requests if request.params.background == background)
         n_in_flight = self._n_copies[background]
         if n_new and n_new > most - n_in_flight:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENGINE_ENDED = "the engine process ended"  # start of the error of waiting requests if no other process starts
+ENGINE_ENDED = "the engine process ended"  # first words of the error of waiting requests when no child follows
 _GAVE_UP = "times in a row without a result"
 _NONE_CAN_START = f"{ENGINE_ENDED}, and no other one can start"
 

@@ -1,4 +1,6 @@
-"""A router over several engines. A request goes to the least loaded engine, or to the engine with its prefix."""
+"""A router over several engines. A request goes to the engine that has computed the start of its prompt, if this engine
+is not too busy, and otherwise to the least loaded engine.
+"""
 
 from __future__ import annotations
 
@@ -53,16 +55,16 @@ class Router:
 
     Args:
         keeps_prefixes: The engines keep the KV cells of finished requests. A request then goes to the engine that last
-            computed the start of its prompt: the next turn of a chat goes to the engine of the turn before. But the
-            least loaded engine gets the request if the difference between the loads exceeds the tokens saved by the
-            cells plus the expected tokens of the request.
+            computed the start of its prompt. So the next turn of a chat goes to the engine of the turn before. But the
+            least loaded engine gets the request if its load is lower by more than a limit. The limit is the number of
+            tokens saved by the cells, plus the expected tokens of the request.
     """
 
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # expected tokens of the requests in flight
         self._last_stats = [EngineStats()] * len(self._members)  # members that are gone keep their stats here
-        self._owners: dict[str, tuple[int, int]] = {}  # request_id: (index of the member, tokens added to its load)
+        self._owners: dict[str, tuple[int, int]] = {}  # by request_id: (index of the member, tokens added to its load)
         self._moving: set[str] = set()  # ids of requests that move from a dead member to another one
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
@@ -73,7 +75,7 @@ class Router:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._fork_guard.check()
         shares: dict[int, list[Request]] = {}
-        scored: dict[tuple[int, ...], int] = {}  # by prompt: index of the member that scores its continuations
+        scored: dict[tuple[int, ...], int] = {}  # by prompt: index of the member that scores the continuations
         with self._lock:
             alive = self._alive()
             best = [number for number in alive if self._members[number].up] or alive

@@ -255,7 +255,7 @@ def _error(name: str, text: str) -> Exception:
 
 def oom_kills() -> int | None:
     """Returns the number of processes killed by the kernel since boot because memory ran out. None if the kernel does
-    not count them (not Linux, or before 4.13).
+    not count them (Linux before 4.13, and all other systems).
     """
     lines = system.kernel_lines(_VMSTAT)
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

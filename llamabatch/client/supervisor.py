@@ -37,7 +37,7 @@ from llamabatch.utils.lifetime import ForkGuard
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # seconds between two checks of the child
-_SHORT_TICK_S = 0.1  # the same while requests wait for a child
+_SHORT_TICK_S = 0.1  # seconds between two checks while requests wait for a child
 
 StartChild = Callable[[EngineConfig, dict[str, str], str, Listener], Child]
 
@@ -54,7 +54,7 @@ class Supervisor:
         clock: returns seconds, as time.monotonic does; tests replace it.
 
     Attributes:
-        failover: receives requests that never started if no child will run for a while; None: these requests fail.
+        failover: called with the requests that never started when no child will run for a while; None: they fail.
         at_end: the supervisor's thread calls it just before the thread ends.
     """
 
@@ -169,7 +169,7 @@ class Supervisor:
             child = self._child if self._is_up else None
         if child is not None and not in_a_sink():  # a sink must not wait, so it gets the last counts
             try:
-                child.ask("stats").result()  # on_stats gets the counts before the answer
+                child.ask("stats").result()  # on_stats gets the counts before the answer comes
             except EngineClosedError:
                 if not self._is_replaced(child):
                     raise
@@ -179,7 +179,7 @@ class Supervisor:
             return replace(counted, waiting=waiting, restarts=self._restarts.total)
 
     def states(self) -> list[EngineState]:
-        """Returns slots and queue, as EngineClient.states does; empty while no child accepts requests."""
+        """Returns slots and queue, as EngineClient.states does. The list is empty while no child accepts requests."""
         self._fork_guard.check()
         with self._lock:
             self._check_alive()
@@ -417,7 +417,7 @@ class Supervisor:
                 self._requests.end_late()
 
     def _pause(self, reason: str) -> bool:
-        """Ends all requests or passes them to `failover`, then waits for the next child; False: no child will start."""
+        """Ends all requests or passes them to `failover`, and waits for the next child. Returns False if none comes."""
         self._on_child_death()
         with self._changed:
             now = self._clock()

@@ -38,7 +38,7 @@ _TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
 
 class LocalClient:
-    """Base class of clients with engines in this process: without child processes, and with the adapters in `model`."""
+    """Base class of clients whose engines run in this process. They have no child processes. `model` has adapters."""
 
     model: Model
 
@@ -303,7 +303,7 @@ class _Loop:
 
 
 def _refuse(command: _Command, reason: str) -> None:
-    """Answers a command, or the rest of it, because the engine will not run it."""
+    """Answers a command that the engine will not run. Of a submit that has run in part, answers what is left."""
     if isinstance(command, _Submit):
         while command.left:
             emit_last(command.sink, failure(command.left[0], reason))
@@ -351,8 +351,8 @@ class CommandQueue:
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
         self._current: _Command | None = None  # the command that runs now
-        # _n_put counts submitted continuations and changes under the lock. _n_consumed counts continuations passed to
-        # the engine and changes on its thread. Reading needs no lock.
+        # _n_put is the number of submitted continuations. It is changed under the lock. _n_consumed is the number of
+        # continuations passed to the engine. It is changed on the engine's thread. Both are read without the lock.
         self._n_put = 0
         self._n_consumed = 0
 

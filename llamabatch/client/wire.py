@@ -1,7 +1,8 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
 A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close;
-also stats, states and the methods of EngineClient.call. These last messages and their answers have the same number.
+also stats, states and the methods of EngineClient.call. A message of the latter kinds has a number, and its answer has
+the same number.
 Kinds from child to parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
 """
 

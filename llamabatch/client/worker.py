@@ -107,7 +107,7 @@ class HeartbeatThread:
     last token. After new tokens it also sends the engine's counts, so that the parent has them if this process dies.
 
     Args:
-        hooks: the hooks of this process's engine, which may not have started yet.
+        hooks: the hooks of this process's engine. The engine may not have started yet.
 
     Attributes:
         client: the source of the counts; None until the engine is ready.

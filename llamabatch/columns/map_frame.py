@@ -115,7 +115,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Resumable:
-    """One call of a Generate. Writes the results to a file, as a job does, so that a later call can resume."""
+    """One call of a Generate. The results are written to a file, as in a job, so that a later call can resume."""
 
     def __init__(self, generate: Generate, path: Path, *, retry_errors: bool, force: bool) -> None:
         self._generate = generate
@@ -178,7 +178,7 @@ def _model_of(llm: LLM) -> dict[str, Any]:
     file = llm._client.model.path
     try:
         return model_identity(file)
-    except OSError:  # a FakeLLM has no model file, and any other file may have been removed
+    except OSError:  # a FakeLLM has no model file, and the file of an LLM may have been removed
         return {"name": file.name}
 
 

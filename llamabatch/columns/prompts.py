@@ -116,7 +116,7 @@ class Prompts:
 
     @property
     def _variables(self) -> dict[str, str]:
-        """The variables of the templates. Keys: names. Values: the argument with the template, "system" or "prompt"."""
+        """The names of variables in the templates, each with the template that reads it: "system" or "prompt"."""
         given = {"system": self._system, "prompt": self._prompt}
         return {
             name: argument

@@ -164,7 +164,7 @@ def format_of(name: str | None, metadata: Mapping[str, str]) -> str:
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Returns a dictionary from llama_cpp's names of the file's templates to their texts."""
+    """Returns the file's templates as a dictionary. Keys: llama_cpp's names of the templates. Values: their texts."""
     found = {key[len("tokenizer.") :]: text for key, text in metadata.items() if key.startswith(f"{_TEMPLATE}.")}
     return found | ({_DEFAULT: metadata[_TEMPLATE]} if _TEMPLATE in metadata else {})
 
@@ -252,7 +252,8 @@ def called_tool(
     """Returns the tools, the name of the tool that the answer must call, and the structure of the call's arguments.
 
     Raises:
-        PromptError: the named tool is missing, or the choice has a form that llama_cpp.Llama silently ignores.
+        PromptError: the named tool is missing, or `tool_choice` or `function_call` has a form that llama_cpp.Llama
+            silently ignores.
     """
     if functions is not None:
         tools = [{"type": "function", "function": function} for function in functions]

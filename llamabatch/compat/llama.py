@@ -37,7 +37,8 @@ from llamabatch.utils.closing import Closing
 
 Json = dict[str, Any]
 
-# Keys: names for the single sequence or the settings of llama_cpp.Llama. Values: what to use in their place.
+# Keys: attributes of llama_cpp.Llama that do not exist here. They belong to its single sequence or show its settings.
+# Values: what to use in their place.
 _ONE_CONTEXT = "it belongs to the one sequence of llama_cpp.Llama; here many calls share the context"
 ABSENT = {
     "eval": f"{_ONE_CONTEXT}; llm.generate and llm.score compute prompts",

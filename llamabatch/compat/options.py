@@ -1,4 +1,4 @@
-"""The options of llama_cpp.Llama as options of an EngineConfig, and the options that are refused or change nothing."""
+"""Turns the options of llama_cpp.Llama into options of an EngineConfig. Some are refused, and some change nothing."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _context_key(header: Mapping[str, str]) -> str:
 
 
 def _has_rope(header: Mapping[str, str]) -> bool:
-    """Returns True if the model has a rotary embedding. It has no last position, while a table of positions has one."""
+    """Returns True if the model has a rotary embedding, which has no last position. A table of positions has one."""
     return any(key.startswith(f"{header.get('general.architecture', '')}.rope.") for key in header)
 
 

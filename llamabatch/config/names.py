@@ -15,7 +15,7 @@ from llamabatch.request.sampling_params import PARAMETERS
 from llamabatch.utils.aliases import model_named
 from llamabatch.utils.checks import nearest, show
 
-# The names of vLLM, llama.cpp and llama_cpp.Llama for our options.
+# Keys: names of options in vLLM, llama.cpp and llama_cpp.Llama. Values: our names for the same options.
 ALIASES = {
     "max_model_len": "n_ctx",
     "ctx_size": "n_ctx",
@@ -109,7 +109,7 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "logits_processors": ((None,), "give SamplingParams(logits_processors=[f])"),
     "no_perf": ((True, False, None), "LLM.stats() has the times"),
 }
-# Numbers in ggml.h of the types in KV_TYPES. llama_cpp.Llama takes a type as such a number.
+# ggml.h gives the types in KV_TYPES these numbers. llama_cpp.Llama takes a type as such a number.
 _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 
@@ -161,7 +161,7 @@ def _in_form(name: str, value: Any) -> Any:
         return dict(enumerate(SPLIT_MODES)).get(value, value)
     if name in ("type_k", "type_v"):
         return _GGML_TYPES.get(value, value)
-    if name == "pooling":  # llama.h: enum llama_pooling_type, -1: as the file says
+    if name == "pooling":  # enum llama_pooling_type in llama.h; -1 means that the file decides
         return {-1: "auto", **dict(enumerate(POOLINGS))}.get(value, value)
     if name == "rope_scaling":  # enum llama_rope_scaling_type
         return {-1: None, **dict(enumerate(ROPE_SCALINGS))}.get(value, value)

@@ -74,7 +74,7 @@ class EngineConfig:
 
     Paths become absolute at once: the same files are then read after os.chdir and in other processes.
 
-    Attributes: the help text of each field, which `llamabatch generate --help-all` prints.
+    Attributes: each field has a help text. `llamabatch generate --help-all` prints these texts.
     """
 
     model: str
@@ -450,7 +450,8 @@ setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS), AL
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with absolute paths, and adapters as pairs. EngineConfig checks any other values.
+    """Returns options with absolute paths, and adapters as pairs. Other values are left as they are, for EngineConfig
+    to check.
 
     Raises ConfigError.
     """

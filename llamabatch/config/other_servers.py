@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
-    """A setting without a meaning here.
+    """A setting of llama-server or vLLM that has no meaning in llamabatch.
 
     Attributes:
         advice: why the setting has no meaning, or what to give instead.

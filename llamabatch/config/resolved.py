@@ -52,7 +52,7 @@ class ResolvedConfig(EngineConfig):
         return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
 
     def _check_cache_ram(self) -> None:
-        """Allows cache_ram 0, which is chosen if no memory is left. The engine then warns."""
+        """Allows cache_disk with cache_ram 0, a value that is chosen if no memory is left. The engine then warns."""
 
     def requested(self) -> EngineConfig:
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
@@ -81,7 +81,7 @@ class ResolvedConfig(EngineConfig):
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Returns the maximum number of output rows of a call: the largest of the numbers for all slots, for the
-        logprobs of a prompt, and for draft tokens."""
+        """Returns the maximum number of output rows of a call. This is the largest of three numbers: one row for each
+        slot, the rows for the logprobs of a prompt, and the rows for draft tokens."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)

@@ -52,7 +52,8 @@ RANGES = (
     ("image_min_tokens", 0, MAX_BATCH),
     ("image_max_tokens", 0, MAX_BATCH),
 )
-# Ranges of the rotary embedding's options in llama_context_params; None: the file's value.
+# Ranges of the options of the rotary embedding, named as in llama_context_params. Without an option, the file's value
+# counts.
 ROPE_NUMBERS = (
     ("rope_freq_base", 1.0, 1e12),
     ("rope_freq_scale", 1e-6, 1e3),

@@ -130,7 +130,7 @@ class Engine(Closing):
         return self._damage is not None or self._scheduler.has_work or bool(self._pending) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
-        """Returns the maximum seconds for a loop to wait for more requests before the next step.
+        """Returns the time in seconds that a loop may wait for more requests before the next step.
 
         0: there is something to compute at once; None: there is nothing to do. `step` itself waits only for a grammar
         or a state on disk, and only briefly.

@@ -75,7 +75,7 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
 
 
 def has_media(token_ids: Sequence[int]) -> bool:
-    """Returns True if cells of a picture or of audio are among the tokens. Such tokens have ids below 0."""
+    """Returns True if some of the tokens stand for a picture or for audio. Such tokens have ids below 0."""
     return min(token_ids) < 0
 
 
@@ -123,8 +123,8 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 
 class _Reader:
-    """Reads a file piece by piece, and trusts nothing in the file. The checksum shows damage, but no bad intentions of
-    the writer. All methods raise InputError."""
+    """Reads a file piece by piece, and trusts nothing in the file. The checksum finds damage, but the writer of the
+    file may have chosen harmful content. All methods raise InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file

@@ -83,7 +83,7 @@ class PrefixFolder:
         self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of the calls of `fetch`
         self._is_unwanted = False  # True: the prefix in _writing was discarded, so its file is deleted once written
         self._has_warned = False
-        self._refusal: str | None = None  # an error because of which writing has stopped; None: writing goes on
+        self._refusal: str | None = None  # the error that has stopped writing; None: writing goes on
         self._is_closing = False
         try:
             with self._alone():
@@ -255,7 +255,7 @@ class PrefixFolder:
         """Deletes the least recently used files of the folder to make room for a new file. Returns False, and deletes
         nothing, if all files together would not make enough room."""
         for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
-            part.unlink(missing_ok=True)  # this process has the lock, so a killed process left the file
+            part.unlink(missing_ok=True)  # left by a killed process: no other process writes now
         found = self._all()
         lacks = _LEFT_FREE + n_bytes - shutil.disk_usage(self._folder).free
         surplus = max(lacks, self.n_bytes + n_bytes - self._most_bytes)  # bytes to delete

@@ -45,7 +45,7 @@ def plan(
 
     Args:
         loaded: another engine of this process has loaded the weights. The plan of that engine includes the memory of
-            this one.
+            the engine that is planned here.
         computes_here: False: child processes will compute, and this process makes no context on a GPU.
         share: this engine may use this part of the free memory, on this machine and on each GPU. Other engines use the
             rest.
@@ -62,7 +62,7 @@ def plan(
         gpus = tuple(replace(gpu, free_bytes=int(gpu.free_bytes * share)) for gpu in machine.gpus)
         machine = replace(machine, available_bytes=int(machine.available_bytes * share), gpus=gpus)
     if loaded:
-        # the first engine has checked the memory for all engines, which already use a part of this memory
+        # no check here: the first engine has checked the memory for all engines, and a part of it is already in use
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
     return resolve(config, facts, machine, profile)
 

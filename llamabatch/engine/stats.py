@@ -26,7 +26,7 @@ _MOST = ("longest", "cache_disk_bytes")  # for several engines, the largest valu
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started. These fields are gauges with present values: running, waiting, free_slots,
+    """The counts since the engine started. These fields are gauges with present values: running, waiting, free_slots,
     kv_cells, kv_cells_used, cache_ram_bytes, cache_disk_bytes and speculating.
 
     Each prompt of a call is a request, which has n (or best_of) continuations. `submitted`, `rejected`, the counts of
@@ -153,8 +153,8 @@ class EngineStats:
 
     @property
     def slot_demand(self) -> float:
-        """Continuations that run or wait, divided by the number of slots. Above 1, some must wait. Without slots, it is
-        the number of continuations.
+        """Continuations that run or wait, divided by the number of slots. Above 1, some must wait. Without slots, the
+        value is the number of continuations.
         """
         return (self.running + self.waiting) / max(1, self.n_slots)
 

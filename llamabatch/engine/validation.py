@@ -22,7 +22,8 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
 from llamabatch.utils.checks import counted, show
 
-# Number of tokens left for the output by a cut prompt if max_tokens is None, as in Request.expected_tokens.
+# If max_tokens is None, a prompt is cut so that this many tokens are left for the output. Request.expected_tokens uses
+# the same number.
 _EXPECTED_OUTPUT = 256
 # Maximum number of logprobs of one request. A logprob takes about 300 bytes as Python objects, and 25 bytes in a
 # message between processes.
@@ -80,7 +81,7 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
         PromptError: the prompt is empty, has ids outside the vocabulary, or ends with a picture or audio; a picture or
-            a piece of audio is too large for a pass; an option is for text alone; score_from is outside the prompt.
+            a piece of audio is too large for a pass; an option works with text only; score_from is outside the prompt.
         ContextLengthError: the prompt is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, limit the
@@ -285,7 +286,7 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
 def longest_cut(params: SamplingParams, n_ctx: int) -> int:
     """Returns the number of tokens to which overflow="truncate" cuts a prompt that is longer than n_ctx.
 
-    The rest of n_ctx is room for max_tokens (256 if max_tokens is None), but at most half of n_ctx.
+    The rest of n_ctx is left for the output: max_tokens tokens (256 if it is None), but at most half of n_ctx.
     """
     return n_ctx + 1 - min(params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)  # the last token sampled needs no cell
 
@@ -293,7 +294,7 @@ def longest_cut(params: SamplingParams, n_ctx: int) -> int:
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     """Returns the request, with its prompt cut if truncate_prompt_tokens or overflow="truncate" ask for it.
 
-    overflow="truncate" cuts only prompts of more than n_ctx tokens. They keep `longest_cut` tokens, or fewer.
+    overflow="truncate" cuts only prompts of more than n_ctx tokens. Such a prompt keeps at most `longest_cut` tokens.
 
     Args:
         bos: the token that begins every text; a cut prompt keeps this token. None: there is no such token.

@@ -49,7 +49,7 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
-        self._joined: dict[Structure, Structure] = {}  # structure: the same with tool calls allowed
+        self._joined: dict[Structure, Structure] = {}  # by structure: the same structure, but with tool calls allowed
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """Returns a chat's request, prepared so that its answer is parsed into thinking, tool calls and text.
@@ -74,9 +74,9 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Returns the request of a plain prompt, whose answer is not parsed. If it has a thinking budget or a
-        structured output, `reasoning` is set and says if the prompt ends inside thinking. If the prompt does not, a
-        structured output applies from the first token.
+        """Returns the request of a plain prompt, whose answer is not parsed. If the request has a thinking budget or a
+        structured output, its field `reasoning` is set. This field says whether the prompt ends inside thinking. If the
+        prompt ends outside, a structured output applies from the first token.
         """
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
@@ -187,7 +187,7 @@ class AnswerFormat:
 
     @cached_property
     def _special_marks(self) -> tuple[str, ...]:
-        """The tags of thinking and tool calls that are exactly one special token."""
+        """Those tags of thinking and tool calls that consist of exactly one special token."""
         ids = {mark: self._ids_of(mark) for mark in self._marks}
         return tuple(mark for mark, found in ids.items() if len(found) == 1 and self._is_special(found[0]))
 

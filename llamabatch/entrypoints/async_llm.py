@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Number of threads for slow work. More threads do not tokenize faster, because a model tokenizes one text at a time.
-# But short calls need not wait behind long calls.
+# Number of threads for slow work. Several threads tokenize no faster than one, because a model tokenizes one text at a
+# time. But with several threads, a short call need not wait for a long one.
 _N_WORKERS = 4
 
 

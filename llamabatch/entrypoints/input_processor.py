@@ -62,8 +62,8 @@ _ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # other li
 
 
 def place_of(name: str) -> str:
-    """Returns advice for a wrong keyword of a method: where to give this parameter of a request or option of an engine;
-    "" if the name is neither.
+    """Returns advice for a wrong keyword of a method. If the name is a parameter of requests or an option of engines,
+    the advice says where to give it. Otherwise the advice is "".
     """
     if name in _ADAPTER:
         return "an adapter: give adapters='name' of one that LLM(..., adapters={'name': path}) or load_adapter loaded"
@@ -264,7 +264,7 @@ class InputProcessor:
         return self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> Any:
-        """Turns token ids into a text, or a list of such lists into texts, as LLM.detokenize."""
+        """Turns a list of token ids into a text, or several such lists into texts, as LLM.detokenize."""
         if is_token_ids(token_ids) or (isinstance(token_ids, (list, tuple)) and not token_ids):
             return self._model.detokenize(list(map(int, token_ids)), skip_special=skip_special_tokens)
         texts = [self.detokenize(ids, skip_special_tokens) for ids in listed("token_ids", token_ids)]
@@ -384,7 +384,7 @@ class InputProcessor:
         return made[least]._replace(num_truncated=n_tokens - len(made[least].token_ids))
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
-        """Returns the adapters of each prompt. Raises AdapterError if a set for all prompts has unknown names."""
+        """Returns the adapters of each prompt. Raises AdapterError for unknown names in a set for all prompts."""
         sets = adapter_sets(adapters, n)
         if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)

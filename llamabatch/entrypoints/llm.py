@@ -522,7 +522,7 @@ class LLM(Closing):
     def detokenize(
         self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> str | list[str]:
-        """Turns token ids into a text, or a list of such lists into a list of texts. Invalid UTF-8 becomes U+FFFD.
+        """Turns a list of token ids into a text, or several such lists into texts. Invalid UTF-8 becomes U+FFFD.
 
         Args:
             skip_special_tokens: leave special tokens out; False: write their names.
@@ -689,7 +689,7 @@ class LLM(Closing):
         """Loads the model again after sleep(), unless it is loaded. Each method that needs the model does the same.
 
         Raises:
-            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has changed. After an
+            ModelFileError, MemoryPlanError, EngineError: as for LLM; EngineError also if the file has changed. After an
                 error the LLM is still asleep, and the next use tries again.
             EngineClosedError: after close().
         """

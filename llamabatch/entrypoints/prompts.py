@@ -49,7 +49,7 @@ _KEYS = ("prompt", "prompt_token_ids")
 # The key of the media in vLLM's mappings.
 _MEDIA = "multi_modal_data"
 # Key of the mark in the mapping of the media. The mark is the text that stands for each picture or clip in the prompt.
-# Callers do not have this object, so they cannot set a mark.
+# Callers do not have this key, so they cannot set a mark.
 MARK_KEY = object()
 _KINDS: dict[str, Kind | None] = {"image": IMAGE, "audio": SOUND, "any": None}
 _NOT_YET = (
@@ -90,8 +90,10 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]], str | None]:
-    """Splits a prompt mapping into the mapping without media, a list of (kind, picture or clip), and the server's mark.
-    In the text this mark stands for each item of the list. None: the usual marks do. Raises PromptError."""
+    """Takes the media out of a prompt mapping. Returns the mapping without media, a list of (kind, picture or clip),
+    and the server's mark. This mark stands in the text for each item of the list; if it is None, the text has the usual
+    marks. Raises PromptError.
+    """
     data = prompt.get(_MEDIA)
     if data is None:
         return prompt, [], None

@@ -1,4 +1,4 @@
-"""Saves a prefix: a request computes the prompt, and the engine then writes its KV cells if they still exist."""
+"""Saves a prefix: a request computes the prompt. The engine then writes the prompt's KV cells if they still exist."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Score:
         logprob: the natural logarithm of the continuation's probability, given the prompt. It is the sum of
             `token_logprobs`; NaN if the continuation failed.
         is_greedy: True if greedy sampling would give the continuation: each token is the most likely at its place.
-        token_ids: the continuation's tokens. If the prompt's last tokens change when both are tokenized together, the
-            changed tokens are included.
+        token_ids: the continuation's tokens. The prompt's last tokens may change when prompt and continuation are
+            tokenized together; the changed tokens are included here.
         token_logprobs: the logprob of each token, given all tokens before it: log softmax of the model's own logits.
         error: the reason why the continuation failed, else None.
     """

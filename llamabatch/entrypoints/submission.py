@@ -37,7 +37,9 @@ class Refused:
 
 
 class Outputs(list[RequestOutput]):
-    """The list returned by generate and chat. Reading outputs.text, for example, raises an error with advice."""
+    """The list returned by generate and chat. Reading an attribute of a single output from the list, such as
+    outputs.text, raises an error with advice.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(RequestOutput, name) and name not in RequestOutput.__dataclass_fields__:
@@ -65,7 +67,7 @@ class Submission:
         refused: one event for each refused prompt, with its error.
 
     Raises:
-        InputError: `errors` is unknown; or with errors="raise" a prompt is refused, or with "warn" all of them.
+        InputError: `errors` is unknown; errors is "raise" and a prompt is refused; or errors is "warn" and all are.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from llamabatch.gguf.header import Header, read_header
 from llamabatch.gguf.reader import FLOAT32, TEXT, UINT32
 from llamabatch.utils.paths import one_line
 
-_MAX_VALUES = 1 << 22  # maximum number of floats in one direction
+_MAX_VALUES = 1 << 22  # maximum number of floats in one direction of a control vector
 _F32 = 0
 # Every backend can multiply by weights of these types and read their rows. These are ggml's numbers for F32, F16,
 # Q4_0 .. Q8_0 and BF16.

@@ -103,7 +103,7 @@ def _file_address(url: str) -> str:
         is_file = False
     if not is_file or any(character <= " " for character in url):
         raise ModelFileError(f"{public(url)} is no address of a model; give that of a .gguf file")
-    if split.hostname == urlsplit(_hub()).hostname and "/blob/" in split.path:  # the page of a file
+    if split.hostname == urlsplit(_hub()).hostname and "/blob/" in split.path:  # the address of a file's page
         split = split._replace(path=split.path.replace("/blob/", "/resolve/", 1))
     return urlunsplit(split._replace(fragment=""))
 
@@ -218,7 +218,8 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
 
 
 def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
-    """Returns a file's Record and the offset of the first byte sent, from the headers of the response and redirects.
+    """Reads the headers of the response and of redirects. Returns the file's Record, and the offset of the first byte
+    sent.
 
     The offset is -1 if the server's Content-Range cannot be parsed.
     """

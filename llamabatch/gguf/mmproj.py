@@ -55,7 +55,7 @@ def choose(names: Iterable[str], model: str | None, where: str) -> str:
     F16 is preferred.
 
     Args:
-        model: the name of the model's file, or words of it; None for no words.
+        model: the name of the model's file, or some words of this name; None: no words.
 
     Raises:
         ModelFileError: there is no mmproj file, or more than one that fits.

@@ -21,7 +21,8 @@ _LABELS = "classifier.output_labels"
 
 
 def declared_pooling(metadata: Mapping[str, str]) -> str | None:
-    """Returns the pooling declared in the file. None if it is "none" or missing; the program may then choose.
+    """Returns the pooling declared in the file; None if the file declares "none" or nothing, so that the program may
+    choose.
 
     Args:
         metadata: the header's metadata as texts.

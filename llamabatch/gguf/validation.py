@@ -160,7 +160,9 @@ def _check_layers(header: Header, tensors: Iterable[str]) -> None:
 
 
 def _check_heads(header: Header, tensors: dict[str, TensorInfo]) -> None:
-    """Checks that the KV heads divide the heads, and the heads divide the width. llama.cpp's attention asserts both."""
+    """Checks that the number of KV heads divides the number of heads, and that the number of heads divides the width if
+    the file gives no size of a head. llama.cpp's attention asserts both.
+    """
     name, n_layer = f"{header.architecture}.attention", max(_numbers(header, "block_count"), default=1)
     heads, kv_heads = _numbers(header, "attention.head_count"), _numbers(header, "attention.head_count_kv")
     attends = any(f"blk.{n}.attn_{part}.weight" in tensors for n in range(n_layer) for part in ("q", "qkv"))

@@ -135,7 +135,7 @@ class LlamaBatchLM(TemplateLM):
         return f"{path.name}-{fingerprint(path)}"  # other models may have files of the same name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Returns the model's own template if `chat_template` is True, else None. Raises ConfigError for a name."""
+        """Returns the model's own template for chat_template=True, None for False. Raises ConfigError for a text."""
         if isinstance(chat_template, str):
             raise ConfigError(f"chat_template is {show(chat_template)}; a GGUF has one template: give True")
         return self._llm._client.model.chat_template if chat_template else None

@@ -114,8 +114,8 @@ def generate(
         max_tasks_in_flight_per_actor=2 * _BATCHES_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    # Each block is one batch, because an actor runs the batches of one block one after another. strict=True makes Ray
-    # merge small blocks: ray.data.from_items makes a block of each row.
+    # Each block is one batch, because an actor runs the batches of one block one after another. Blocks may be small:
+    # ray.data.from_items makes a block of each row. With strict=True, Ray merges small blocks.
     n_rows = batch_size or _SLOTS_IN_A_BATCH * actor.n_slots
     blocks = dataset.repartition(target_num_rows_per_block=n_rows, strict=True)
     worker = Generate(model, params, **form, **{**given, **actor.options})

@@ -232,7 +232,8 @@ class _Job:
         return False
 
     def run(self) -> None:
-        """Runs all shards and joins their parts. Raises KeyboardInterrupt after a stop, and the errors of `run`."""
+        """Runs all shards and joins their parts. Raises the errors of the function `run`, but KeyboardInterrupt after a
+        stop."""
         size = ShardSize.of(self._task.settings)
         with self._stop.noted(_do_nothing):
             try:

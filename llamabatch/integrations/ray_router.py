@@ -26,8 +26,8 @@ with needs("ray", "ray"):
 K = TypeVar("K", bound=Hashable)
 
 BLOCK = 256  # characters (about 64 tokens); beginnings of a text end at multiples of this number
-_MOST_BLOCKS = 64  # a Prefix keeps at most this many beginnings that end at a multiple of BLOCK, the shortest
-_MOST_ENDS = 64  # a Prefix keeps at most this many beginnings that end with a text, the longest
+_MOST_BLOCKS = 64  # a Prefix keeps the shortest beginnings that end at a multiple of BLOCK, at most this many
+_MOST_ENDS = 64  # a Prefix keeps the longest beginnings that end with a text, at most this many
 _MOST_KNOWN = 65_536  # maximum number of beginnings in a table
 _SENDING_S = 5.0  # a request counts as lost if it has not reached its replica after this time
 _PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths of generation endpoints
@@ -49,7 +49,7 @@ class Prefix:
 
     @classmethod
     def of(cls, path: str, body: bytes) -> Prefix:
-        """Returns the beginnings of the prompt in the body of a generation endpoint; empty for any other body."""
+        """Returns the beginnings of the prompt in a request to a generation endpoint; none for any other request."""
         if not path.endswith(_PATHS):
             return cls()
         try:
@@ -87,7 +87,7 @@ class Prefix:
         """Returns the beginnings that contain at least half of the prompt, the longest first.
 
         A replica that has such a beginning and a free slot is better than the least loaded replica. A shorter beginning
-        is not worth it: computing it again takes less time than sharing a replica with more requests.
+        does not count: to compute it again takes less time than to share a replica with more requests.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]
@@ -95,7 +95,7 @@ class Prefix:
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """Yields (text, counts) for each text of a body, in the order of the prompt. `counts` is true if the text counts in
-    Prefix.lengths. The model's own turns do not count, because the same replica has generated them."""
+    Prefix.lengths. The model's own turns do not count, because the replica that has the prompt generated them."""
     yield str(body.get("model")), False
     for name in ("tools", "system", "instructions"):
         if body.get(name):
@@ -115,8 +115,8 @@ def _text(value: Any) -> str:
 
 
 class PrefixTable(Generic[K]):
-    """A table of the replicas that have received prompts with the same beginning. Drops the least recently sent
-    beginnings first."""
+    """A table of beginnings of prompts, each with the replicas that have received it. A full table drops the least
+    recently sent beginnings first."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._most = most
@@ -134,7 +134,8 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """Yields the set of replicas for each beginning of prefix.worth_it() in the table. Longest first."""
+        """Yields the replicas that have received a beginning, as a set for each beginning of prefix.worth_it(), the
+        longest first. Beginnings that are not in the table are skipped."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found

@@ -79,7 +79,7 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
 
 
 def check_storage(task: ShardTask) -> None:
-    """Raises SetupError if this node does not see a file of the driver, or its lock on that file."""
+    """Raises SetupError if this node does not see the driver's lock file, or does not see that this file is locked."""
     folder = task.lock.parent
     try:
         if is_held(task.lock, task.job_id):

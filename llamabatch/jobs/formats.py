@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# Keys: suffixes of files that a job does not write. Of these, a job reads only EXCEL. Values: the kind of the file.
+# Keys: suffixes of files that a job does not write. Values: the kind of the file. Of these, a job reads only .xlsx.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),

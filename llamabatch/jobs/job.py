@@ -102,7 +102,7 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
             are dropped. 0: no row is run, and no weights are loaded.
 
     Raises:
-        The errors of `run` before the first row is computed, except errors of the output.
+        InputError and others: the errors that `run` raises before it computes a row, except errors of the output.
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     inputs = _find_inputs(settings)

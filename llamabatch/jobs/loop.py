@@ -382,7 +382,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with the job's tier. The cache's key has id(params): most rows share an object."""
+        """Returns the parameters with the job's tier. Results are cached by id(params): most rows share an object."""
         if self._shared is None:
             return params
         key = id(params), self.background
@@ -452,7 +452,7 @@ class Stop:
 
     @contextlib.contextmanager
     def noted(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Inside this context, a signal is stored and calls `wake`. Outside, a signal raises KeyboardInterrupt."""
+        """Inside this context, a signal is stored, and `wake` is called. Outside, a signal raises KeyboardInterrupt."""
         self._wake = wake
         try:
             yield

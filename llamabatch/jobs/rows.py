@@ -32,8 +32,8 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """The functions of a service for one line of OpenAI's batch format. The line may have fields that a job does not
-    know.
+    """The functions by which a service handles a line of OpenAI's batch format. The line may have fields that a job
+    does not know.
 
     Attributes:
         prepare: makes the request of the line; raises InputError.

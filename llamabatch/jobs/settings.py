@@ -29,7 +29,7 @@ class Settings:
     """The settings of a job: the options of `llamabatch run` as one value.
 
     Attributes:
-        inputs: files, globs, or "-" for stdin. The constructor makes this and all other paths absolute.
+        inputs: files, globs, or "-" for stdin. The constructor makes these and all other paths absolute.
         output: a file, or "-" for stdout.
         model: as for LLM.
         reading: how inputs become rows, and the parameters of all rows.

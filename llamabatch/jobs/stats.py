@@ -23,10 +23,10 @@ class Counts:
     Attributes:
         ok, failed: rows written with a result, and rows written with an error.
         done_before: rows that were in the output before this run.
-        failed_before: error rows among them.
+        failed_before: error rows among the rows of done_before.
         prompt_tokens, generated_tokens: sums over the rows written with a result.
         reasons: the number of continuations with each finish reason.
-        tasks: the number of rows of each task that came back from the engine.
+        tasks: for each task, the number of rows that came back from the engine.
         errors: the first few error messages.
         queued_s: seconds in the engine's queue.
         ttft_s: seconds from the end of the queue to the first token.
@@ -136,7 +136,7 @@ class Timeline:
         self._recent: deque[Point] = deque([self._last])
 
     def add(self, rows: int, tokens: int, running: int) -> None:
-        """Adds the current figures."""
+        """Stores the current figures. They become a point if the interval since the last point is over."""
         point = Point(self._clock() - self._start, rows, tokens, running)
         self._running_s += (point.at_s - self._last.at_s) * running
         self._last = point

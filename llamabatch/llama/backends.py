@@ -165,7 +165,7 @@ def _load_what_ggml_takes(module: ModuleType, folder: Path) -> None:
 def _has_cpu(module: ModuleType) -> bool:
     try:
         return bool(ggml.cpu_device(module.llama_cpp._lib))
-    except ggml.MISSING:  # only a build in a single library lacks the function, and it includes the CPU backend
+    except ggml.MISSING:  # only a build in a single library lacks the function, and such a build has the CPU backend
         return True
 
 

@@ -124,7 +124,7 @@ class Context:
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # planning/capacity.py has the same rule, but some contexts are made without it
+            return False  # planning/capacity.py has the same rule, but does not plan every context
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -302,7 +302,8 @@ class Context:
         return int(self._lib.llama_state_seq_get_size(self.handle, slot))
 
     def raw_state(self, slot: int) -> npt.NDArray[np.uint8] | None:
-        """Returns a slot's state in llama.cpp's format, for slots of this context only; None if llama.cpp refuses."""
+        """Returns a slot's state in llama.cpp's format; None if llama.cpp refuses. The state fits only slots of this
+        context."""
         self._check(slot)
         return kv_state.copy_out(self._lib, self.handle, slot)
 

@@ -99,7 +99,7 @@ class Bench:
         return self._context
 
     def _prompt_ms(self, prompt: int) -> float:
-        """Computes the prompt in slot 0. Returns milliseconds for each token."""
+        """Computes the prompt in slot 0. Returns the milliseconds for one token."""
         self._open.clear(0)
         self._filled = 0
         seconds = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))
@@ -123,8 +123,8 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the minimum number of steps: 3, or 2 if steps are slow. The first step does not count in the
-        times."""
+        """Returns the minimum number of steps: 3, or 2 if steps are slow. The returned times do not include the first
+        of these steps."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:

@@ -150,8 +150,8 @@ class Embedder:
             self._lib.llama_memory_clear(memory, False)
 
     def _pass(self, batch: Any, lengths: list[int]) -> list[array[float]]:
-        """Computes a batch of sequences. Returns the values of each sequence. `lengths` has the length of each in
-        tokens."""
+        """Computes a batch of sequences. Returns the values of each sequence. `lengths` has the number of tokens of
+        each sequence."""
         code = int(self._lib.llama_decode(self._handle, batch))
         if code != 0 and self._model.halt.is_halted:
             raise EngineClosedError("the engine was closed while it computed")

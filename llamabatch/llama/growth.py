@@ -1,4 +1,4 @@
-"""Makes larger contexts: Growth in a thread, and largest_context() with as many slots as the memory has room for."""
+"""Makes contexts: Growth makes a larger one in a thread, and largest_context() makes one that fits into memory."""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
 
 
 def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
-    """Returns a slot's state in llama.cpp's format, for slots of the same context only; None if llama.cpp refuses."""
+    """Returns a slot's state in llama.cpp's format; None if llama.cpp refuses. The state fits only slots of the same
+    context."""
     size = int(lib.llama_state_seq_get_size(handle, slot))
     state = np.empty(size, np.uint8)  # a state may have some 100 MB, so np.zeros would be slow
     written = int(lib.llama_state_seq_get_data(handle, _pointer(state), size, slot)) if size else 0
@@ -121,7 +122,7 @@ def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
 
 
 def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint8]:
-    """Adapts a state of `copy_out` to a context that has grown to `n_streams` streams. Works only for models with one
+    """Adapts a state from `copy_out` to a context that has grown to `n_streams` streams. Works only for models with one
     KV cache."""
     more = n_streams - _WORD.unpack_from(state.data, 8)[0]
     if more == 0:
@@ -196,7 +197,7 @@ def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
 
 
 def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
-    """Converts a state of `copy_out` to the form that `load` reads. This form does not contain the number of slots.
+    """Converts a state from `copy_out` to the form that `load` reads. This form does not contain the number of slots.
 
     llama.cpp writes a magic number and the seq id. For each KV cache, the number of streams follows, then for each
     stream the number of its cells and their contents (llama-kv-cache.cpp, state_write). Only one stream has cells. A
@@ -223,7 +224,7 @@ def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
 
 
 def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes, layout: Layout) -> bool:
-    """Fills a slot with a state of `save`. Returns False if llama.cpp refuses; the slot is then empty."""
+    """Fills a slot with a state from `save`. Returns False if llama.cpp refuses; the slot is then empty."""
     others = _WORD.pack(0) * (n_streams - 1)
     parts, at = [state[:4], _WORD.pack(slot)], 4
     for number in range(layout.n_caches):
@@ -321,7 +322,8 @@ class _Walk:
                 self._check_rows("V", config.type_v, lib, n_cells)
 
     def _check_recurrent(self, n_layer: int) -> None:
-        """Checks one cell with rows of the R and S states for each layer (llama-memory-recurrent.cpp, state_write)."""
+        """Checks the only cell, and the rows of the R and S states of all layers (llama-memory-recurrent.cpp,
+        state_write)."""
         n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
         last = int(position_ranges(self._media_runs, self._n_tokens)[0, -1])
         if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != last:

@@ -44,7 +44,7 @@ PROMPTS_PATCH = "0020-rows-of-prompts.patch"
 _lock = threading.Lock()
 _module: ModuleType | None = None
 _fork_guard = ForkGuard()  # the process that called llama_backend_init
-_numa: str | None = None  # the strategy of this process's first model
+_numa: str | None = None  # the NUMA strategy of this process's first model
 _amx_off = False  # True if the environment turned AMX off when llama.cpp was loaded
 
 
@@ -268,7 +268,7 @@ def has_fast_attention() -> bool:
 
 
 def has_lazy_cells() -> bool:
-    """Returns True if this build does not zero the cells of a new context. Linux gives zeroed pages on first use."""
+    """Returns True if this build leaves the zeroing of new cells to Linux. Unused cells then take no memory."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
 
 
@@ -320,7 +320,7 @@ def _has_patch(name: str) -> bool:
     return marker is not None and name in marker.get("patches", {})
 
 
-# Maps a name in llama_print_system_info to a name in planning/weights.py.
+# The names in llama_print_system_info, mapped to the names in planning/weights.py.
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
 _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))

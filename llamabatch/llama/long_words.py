@@ -17,14 +17,14 @@ from llamabatch.utils.cures import patched_build
 _STACK_PER_CHARACTER = 1024  # bytes; libstdc++ uses 325 with -O3, other compilers may use more
 _MAX_RUN = 260_000  # maximum number of characters without a place to split; needs a stack of 255 MiB
 _SHORT_RUN = 1_000  # a run of up to this many characters fits on the stack of any thread
-# With these pre-tokenizers, the time grows with the square of a run's length. A run with this number of characters
-# takes about a second.
+# With these pre-tokenizers, the time to split a run grows with the square of its length. A run with this number of
+# characters takes about a second.
 _MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
 # A match of these pre-tokenizers may contain several words with single spaces between them.
 _SENTENCES = {"exaone-moe": re.compile(r"[^0-9!-/:-@\[-`{-~]+")}
-# For these pre-tokenizers, llama.cpp does not use std::regex, or matches one character at a time.
+# For these pre-tokenizers, llama.cpp either does without std::regex, or matches one character at a time.
 _NAMES = """
 a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
 gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en

@@ -47,7 +47,8 @@ class Model(NativeTokenizer):
     Args:
         path: the .gguf file; gguf/resolve.py finds the file of a model name.
         config: placement of the weights; None loads the vocabulary alone.
-        vocab_only: load the vocabulary alone. The digest check and the trial load of the config are still done.
+        vocab_only: load the vocabulary alone. The digest check and the trial load are still done if the config asks for
+            them.
         pooling: as EngineConfig.pooling; used only without a config.
 
     Attributes:
@@ -134,7 +135,8 @@ class Model(NativeTokenizer):
             read_by_page(self.path, library.repack_features() if params.use_extra_bufts else frozenset())
 
     def _open_projector(self, config: EngineConfig, *, encodes: bool) -> Projector | None:
-        """Returns the projector of the config's mmproj file, or None if the config names none. Raises as Projector."""
+        """Returns the projector of the config's mmproj file, or None if the config names no file. Raises the errors of
+        Projector."""
         if config.mmproj is None:
             return None
         path = resolve_mmproj(config.mmproj, config.model)
@@ -206,7 +208,8 @@ class Model(NativeTokenizer):
         return self._arch != "phi3" and window not in ("", "0")
 
     def uncuttable(self, config: EngineConfig | ResolvedConfig) -> str | None:
-        """Returns the reason if a sequence's cells cannot be cut at a position or copied in part; None if they can."""
+        """Returns the reason why a sequence's cells cannot be cut at a position or copied in part; None if they can
+        be."""
         if self.is_recurrent:
             return "recurrent state"
         if not self.has_window:
@@ -361,8 +364,8 @@ class Model(NativeTokenizer):
         return self._kind_without_pooling()
 
     def _kind_without_generation(self) -> str | None:
-        """Returns None for a decoder-only text model. Any other model cannot generate, and the result is a text for a
-        message that says what kind of model it is."""
+        """Returns None for a decoder-only text model, because it can generate. For any other model, returns a text that
+        says what kind of model it is. A message shows this text."""
         if self._lib.llama_model_has_encoder(self.handle):
             decodes = self._lib.llama_model_has_decoder(self.handle)
             return f"an {'encoder-decoder' if decodes else 'encoder'} ({self._arch}); only decoders are supported"

@@ -58,7 +58,7 @@ CALLS_UNTIL_TOP = 32
 # tokens one by one. The encoder then takes most of the step, so that more rows share each later step.
 _ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
 _MOST_TAGS = 16  # maximum number of pairs of reasoning tags whose tokens are kept
-_OK = DecodeStatus.OK  # saves a look-up for each row, which takes 0.1 us before Python 3.12
+_OK = DecodeStatus.OK  # saves a look-up of 0.1 us for each row before Python 3.12
 _COMPUTED = SpanOutput(_OK)  # the result of a span without output rows
 
 
@@ -254,9 +254,9 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int, count: int) -> tuple[bytes, tuple[MediaRun, ...]] | None:
-        """Returns the state of a slot, for saving, and the pictures in its first `count` cells that take fewer
-        positions than cells. Returns None while copies wait for the next decode. Raises InputError if the format of the
-        state is not known."""
+        """Returns what a file needs to save a slot: the slot's state, and the pictures in its first `count` cells that
+        take fewer positions than cells. Returns None while copies wait for the next decode. Raises InputError if the
+        format of the state is not known."""
         return None if self._moves.unflushed else (self._context.state(slot), self._positions.runs(slot, count))
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
@@ -373,7 +373,8 @@ class ModelRunner:
                 self._context.sample_on_device(True)
 
     def _compute_again(self, call: Call) -> list[SpanOutput]:
-        """Computes a call again with whole rows, because the device may have left out an equally likely token."""
+        """Computes a call again with whole rows, because the device may have left out a token that is as likely as a
+        token that it returned."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
         if not all(self._moves.clear(span.slot, span.start) for span in call.spans):

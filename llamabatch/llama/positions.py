@@ -74,7 +74,7 @@ class SlotPositions:
 
 
 def position_ranges(runs: Iterable[MediaRun], count: int) -> npt.NDArray[np.int64]:
-    """Returns the lowest and the highest possible position of each of `count` cells, of shape (2, count).
+    """Returns the lowest and the highest possible position of each of `count` cells, as an array of shape (2, count).
 
     Args:
         runs: the pictures that take fewer positions than cells, in order.

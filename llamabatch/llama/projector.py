@@ -335,7 +335,8 @@ def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
 
 
 def _init_function(mtmd: ModuleType, weights: int) -> Any:
-    """Returns the function that makes a context with `weights`. A build without the patch always uses _AS_STORED."""
+    """Returns the function that makes a context with `weights`. Without the patch, the weights are always
+    _AS_STORED."""
     make = getattr(mtmd._libmtmd, WITH_WEIGHTS, None)
     if make is None or weights == _AS_STORED:
         return mtmd.mtmd_init_from_file

@@ -221,7 +221,8 @@ class NativeTokenizer:
         return text.decode(errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """Returns all_bytes, or token_bytes if `special` is False. Safe while another thread closes the model."""
+        """Returns the result of all_bytes, or of token_bytes if `special` is False. Safe while another thread closes
+        the model."""
         known = (self._named if special else self._pieces).get(token_id)
         if known is not None:
             return known

@@ -124,7 +124,7 @@ def ensure_loadable(
         EngineClosedError: the load was cancelled.
     """
     known = ensure_sound(path, sha256, kv_overrides)
-    patterns = [pattern for pattern, _ in override_tensor]  # the child has no GPUs, so it does not need the places
+    patterns = [pattern for pattern, _ in override_tensor]  # the child has no GPUs, so only the patterns matter
     changes = json.dumps([kv_overrides, patterns]) if kv_overrides or patterns else ""
     is_known = (known.content == BUNDLED and not changes) or (known.identity, changes) in _loadable
     if trial != "on" and (trial == "off" or is_known):

@@ -107,7 +107,7 @@ def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
 
 
 def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> Media:
-    """Returns the Media of samples. miniaudio gets them as a WAV file, to convert `own_rate` to `rate`."""
+    """Returns the Media of samples. miniaudio reads them as a WAV file and converts `own_rate` to `rate`."""
     data = samples.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", *(b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, _FLOAT_WAV, 1), *(
         own_rate, own_rate * _SAMPLE_BYTES, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES, b"data", len(data)

@@ -28,7 +28,7 @@ ANY_HOST = "*"
 _MOST_HOPS = 5
 _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
-_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that are not quoted
+_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters that are not percent-encoded in an address
 _FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: the address is invalid
 # These networks are not public, but older Python releases say that they are. 168.63.129.16 is a host service of Azure.
 _NOT_PUBLIC = tuple(

@@ -18,7 +18,7 @@ class GpuSample:
     Attributes:
         index: number of the GPU in NVML.
         name: name of the GPU in the driver.
-        use_percent: the share of the driver's last sample period in which the GPU computed for any process, in percent.
+        use_percent: how long the GPU computed for any process, as a percentage of the driver's last sample period.
         memory_used: bytes of the GPU that all processes use.
         memory_total: bytes of the GPU.
         power_w: watts.

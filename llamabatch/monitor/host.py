@@ -38,7 +38,7 @@ class MachineSample:
 
     @property
     def others_cpu_percent(self) -> float | None:
-        """CPU time of other processes, and time that the hypervisor took (steal), as a percentage of all cores."""
+        """CPU time of other processes plus time that the hypervisor took (steal), as a percentage of all cores."""
         if self.cpu_percent is None or self.system_cpu_percent is None:
             return None
         return max(0.0, self.system_cpu_percent - self.cpu_percent / (psutil.cpu_count() or 1))
@@ -123,7 +123,8 @@ class MachineSampler:
 
 
 def system_times(cores: Collection[int] | None = None) -> tuple[float, float]:
-    """Returns busy seconds and total seconds, both summed over the logical cores `cores`; None: over all cores."""
+    """Returns busy seconds and total seconds, both summed over the logical cores `cores`. If `cores` is None, all cores
+    count."""
     of_each = psutil.cpu_times(percpu=True)
     if cores is not None and max(cores) < len(of_each):  # otherwise cores are offline, and missing in of_each
         of_each = [of_each[core] for core in cores]

@@ -1,11 +1,11 @@
-"""The builds of `llamabatch build`: packages `llamabatch_llama` for this machine, in the user's cache.
+"""The builds that `llamabatch build` makes for this machine. Each is a package `llamabatch_llama` in the user's cache.
 
     builds/KEY/llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
 A build is either complete or missing, because it is made in a temporary folder and gets its name at the end. When
-llamabatch starts, it uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so the
-temporary folder stays if somebody stops `llamabatch build`. The next run resumes there if its plan is the same, and
-otherwise removes the folder.
+llamabatch starts, it uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so its
+temporary folder stays if `llamabatch build` is stopped or fails. The next run resumes there if its plan is the same,
+and otherwise removes the folder.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
 
 
 def _made_package(plan: Plan, release: str, place: Path, log: Path, display: Callable[[str], Display] | None) -> Path:
-    """Builds the package in a new folder in `place`. Returns its folder."""
+    """Builds the package in a new folder in `place`. Returns the folder of the package."""
     python = _with_pip(place, log)
     tree = _tree(place, log, python)
     flags = (*plan.flags, *recipe.names_flags())

@@ -38,7 +38,7 @@ _VULKAN_CURE = (
 _ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
 _NO_COMPILER = f"No C++ compiler was found: install one ({COMPILER_CURE}), or name yours with CXX, and run it again."
 
-# Keys: macros of compilers. Values: Linux's names of the same instruction sets. ggml has code for each of these.
+# The instruction sets for which ggml has code. Keys: the macros that compilers define for them. Values: Linux's names.
 _INSTRUCTION_SETS = {
     "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c",
     "__BMI2__": "bmi2", "__AVXVNNI__": "avx_vnni", "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw",
@@ -100,7 +100,7 @@ def make_plan(
 
 
 def cpu_flags(macros: str) -> tuple[str, ...]:
-    """Returns instruction sets by Linux's names: those in the compiler's macros, as far as ggml has code for them."""
+    """Returns Linux's names of the instruction sets that the compiler's macros report and that ggml has code for."""
     found = set(re.findall(r"^#define (\w+) ", macros, flags=re.MULTILINE))
     return tuple(sorted(name for macro, name in _INSTRUCTION_SETS.items() if macro in found))
 
@@ -206,7 +206,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
         return ()
     named = os.environ.get("CUDAARCHS", "")
-    if named:  # without this flag, ggml's default would override the variable
+    if named:  # without this flag, ggml's default would override CUDAARCHS
         return (f"-DCMAKE_CUDA_ARCHITECTURES={named}",)
     found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
     capabilities = sorted({(int(major), int(minor)) for major, minor in re.findall(r"(\d+)\.(\d+)", found)})

@@ -21,8 +21,8 @@ from llamabatch.native_build.source import PATCH_FOLDER
 
 SOURCE = PATCH_FOLDER / "sampler" / "sampler.cpp"
 LIBRARY = "libllamabatch.dylib" if sys.platform == "darwin" else "libllamabatch.so"
-# Contraction of a * b + c is off so that the sampler gives the same bits as numpy. The last two flags change no result,
-# but allow the compiler to vectorise comparisons.
+# -ffp-contract=off: without fused multiply-add the sampler gives the same bits as numpy. The last two flags change no
+# result, but allow the compiler to vectorise comparisons.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),

@@ -107,7 +107,8 @@ def header(patch: Path) -> str:
 
 
 def patched_tree(log: Path, folder: Path, python: str = sys.executable) -> Path:
-    """Unpacks the source into `folder` with kernels and patches. Returns its top folder. Raises SetupFailure."""
+    """Unpacks the source into `folder`, and adds kernels and patches. Returns the source's top folder. Raises
+    SetupFailure."""
     tree = unpack(fetch(log, python), folder)
     copy_kernels(tree)
     for patch in (*patches(), *patches(UNCOUNTED_FOLDER)):

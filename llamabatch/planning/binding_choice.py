@@ -408,7 +408,7 @@ def _problem(build: Build, is_last: bool) -> str:
 
 
 def _tried(build: Build) -> tuple[str, bool]:
-    """Returns the reason why a child process cannot load a build, or "", and True if the verdict may be kept."""
+    """Returns the reason why a child process cannot load a build (or ""), and True if this verdict may be kept."""
     if not sys.executable:
         return "", False
     try:

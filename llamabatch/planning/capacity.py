@@ -100,7 +100,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
 def _placement(
     config: EngineConfig, facts: ModelFacts, need: Memory, machine: Machine, reasons: dict[str, str]
 ) -> None:
-    """Adds lines on the effects of override_tensor, cpu_moe, n_cpu_moe and use_mlock to `reasons`."""
+    """Adds lines to `reasons` that describe the effects of override_tensor, cpu_moe, n_cpu_moe and use_mlock."""
     name = "override_tensor" if config.override_tensor else "cpu_moe" if config.cpu_moe else "n_cpu_moe"
     if facts.placed and not (on_gpus := machine.gpu_shares(config.tensor_split) and config.n_gpu_layers):
         why = "llama.cpp has no GPU here" if not machine.n_gpus else "no layer is on a GPU"
@@ -127,8 +127,8 @@ def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, 
 
 
 def _equal_bits(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str:
-    """Returns the line of the plan that says if bits are equal, that is, if a row's logits have the same bits with any
-    other rows in the pass. Raises ConfigError if batch_invariant is True and bits are not equal.
+    """Returns a line for the plan. It says whether bits are equal: whether a row's logits have the same bits whatever
+    other rows are in the pass. Raises ConfigError if batch_invariant is True and bits are not equal.
     """
     why_not = dependence(facts, config, machine)
     if why_not is None:

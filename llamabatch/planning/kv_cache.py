@@ -38,7 +38,7 @@ def slots_and_cells(
     reasons: dict[str, str],
     profile: Profile | None,
 ) -> ResolvedConfig:
-    """Returns `one_slot` with the chosen kv, n_slots and kv_cells.
+    """Returns the config `one_slot` with the chosen values of kv, n_slots and kv_cells.
 
     A split cache is faster, because the attention of a sequence reads only the cells of this sequence. In a unified
     cache any sequence may use any cell. "auto" chooses a unified cache if too few slots of a split cache fit in the

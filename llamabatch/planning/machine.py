@@ -92,7 +92,7 @@ class Machine:
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
         """Returns the share of the layers on each GPU, as llama.cpp distributes them: by tensor_split or free memory.
 
-        Empty without GPUs, and if the GPUs use main memory.
+        The result is empty without GPUs, and if the GPUs use main memory.
         """
         if self.unified_memory:
             return ()

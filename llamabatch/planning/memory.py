@@ -215,8 +215,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 
 
 def _contexts(config: ResolvedConfig) -> tuple[int, ...]:
-    """Returns the number of slots of the full context, and of the smaller first context if there is one. Both contexts
-    exist while cells are copied from the first into the full context."""
+    """Returns the numbers of slots of all contexts: of the full context, and of a smaller first context if there is
+    one. Both contexts exist while cells are copied from the first into the full context."""
     start = min(config.start_slots, config.n_slots)
     return (config.n_slots,) if start == config.n_slots else (config.n_slots, start)
 

@@ -125,7 +125,7 @@ class ModelFacts:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """Returns these facts, and those of the draft model, with the machine's features for weights and cells.
+        """Returns a copy of these facts and of the draft model's, to which the machine's features are added.
 
         Args:
             extra_bufts: the value in the config; "off" turns repacking off.

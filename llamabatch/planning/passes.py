@@ -92,7 +92,7 @@ def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Returns the bytes of llama/embedder.py's context for one pass, as two counts: written and never written.
+    """Returns the bytes of llama/embedder.py's context for one pass: those that are written, and those that never are.
 
     llama.cpp keeps room for the logits of the whole vocabulary for each token. The graph of an encoder has no logits,
     so this room is not written.

@@ -99,7 +99,7 @@ def _sorted_tensors(facts: ModelFacts, named: frozenset[str]) -> Weights:
 
 @lru_cache(maxsize=16)
 def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, named: Places) -> Files:
-    """Returns in_files(...) of the model. If its tensors are not known, all of `file_bytes` count as used in place."""
+    """Returns the Files of a model. If the model's tensors are not known, all `file_bytes` count as used in place."""
     if not facts.tensors:
         return Files(file_bytes, file_bytes, 0)
     here = {name: gpu is None for name, gpu in named}

@@ -1,4 +1,4 @@
-"""Plans: the resolved options of an engine with the memory that they need, and the check for enough memory."""
+"""A plan: the resolved options of an engine, and the memory that they need. The module also checks the free memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def data_bytes(self) -> int:
-        """The memory of one process that is not mapped from a file, in bytes. RLIMIT_DATA limits this memory."""
+        """The part of one process's memory that is not mapped from a file, in bytes. RLIMIT_DATA limits this part."""
         return self.memory.data + (self._engines_here - 1) * self.memory.own
 
     @property

@@ -48,7 +48,7 @@ class ProfileKey:
 
     @property
     def digest(self) -> str:
-        """A hash of the key. The profile's file has this name."""
+        """A hash of the key. It is the name of the profile's file."""
         facts = dataclasses.asdict(self)
         if not self.changes:  # so that older profiles, which lack this field, keep their digests
             del facts["changes"]
@@ -133,8 +133,8 @@ class Profile:
     def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
         """Returns the config with measured values in place of "auto", and the reason for each value.
 
-        With several instances, n_threads and n_threads_batch stay "auto", because they were measured with one. If
-        n_threads is given, n_threads_batch stays "auto" and then equals n_threads.
+        With several instances, n_threads and n_threads_batch stay "auto", because they were measured with one
+        instance. If n_threads is given, n_threads_batch stays "auto" and then equals n_threads.
         """
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:

@@ -61,7 +61,7 @@ def keep(profile: Profile) -> Path:
 
 
 def check_writable() -> None:
-    """Raises SetupError if profiles cannot be written. Call it before minutes of measuring."""
+    """Raises SetupError if profiles cannot be written. Called before a measurement, which takes minutes."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):

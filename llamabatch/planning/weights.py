@@ -1,4 +1,4 @@
-"""Counts a model's weights tensor by tensor: by layer, as repacked copies, and as parts of the mapped file."""
+"""Adds up the bytes of a model's tensors: of each layer, of repacked copies, and of the needed parts of the files."""
 
 from __future__ import annotations
 

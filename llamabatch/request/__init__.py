@@ -1,1 +1,2 @@
-"""The data of a request: SamplingParams, Request, Sequence, outputs, logprobs, detokenizer. Imports `utils`."""
+"""The data of a request: SamplingParams, Request, Sequence, outputs, logprobs, detokenizer. This package
+imports only `errors` and `utils`."""

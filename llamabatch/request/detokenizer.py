@@ -115,7 +115,7 @@ class Vocabulary:
     bos: int | None = None
 
     def shown_bytes(self, preserved: Collection[int]) -> Callable[[int], bytes]:
-        """Returns a function like token_bytes. For the special tokens in `preserved`, it returns their names."""
+        """Returns a function like token_bytes that also returns the names of the special tokens in `preserved`."""
         if not preserved:
             return self.token_bytes
         shown = frozenset(preserved)

@@ -124,9 +124,9 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema of a list without equal items: a choice of all possible lists. If there are too many
-        lists, the choice has one order for each set of items. A schema of lists with at most one item does not change.
-        """
+        """Returns the schema of a list without equal items. This is a choice of all possible lists. If these are too
+        many, the choice has only one order for each set of items. If the list may have at most one item, returns
+        `found` itself."""
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
             return found
@@ -198,9 +198,9 @@ def _names_all(schema: dict[str, Any]) -> bool:
 
 
 def _merged(root: Any) -> set[int]:
-    """Returns the id() of each schema whose object must also match another schema. The other schema may name further
-    properties. Such a schema has several of allOf, anyOf, oneOf, $ref and properties, or several parts in allOf; or it
-    is a part or the $ref of such a schema."""
+    """Returns the id() of each schema whose object must also match another schema, which may name further properties.
+    There are two kinds of such schemas. The first kind has several of allOf, anyOf, oneOf, $ref and properties, or
+    several parts in allOf. The second kind is a part of such a schema, or the target of its $ref."""
     found: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     left: list[tuple[Any, bool]] = [(root, False)]

@@ -48,7 +48,7 @@ class Rules:
         """Adds a rule, or a terminal if its name has capital letters. Returns the name.
 
         Args:
-            says: True: `about` is added as a comment. False: no comment, because another rule has it.
+            says: True: `about` is added as a comment. False: not added, because another rule has this comment.
         """
         self._left -= len(right)
         if self._left < 0:

@@ -14,8 +14,9 @@ class Logprob(NamedTuple):
     """The probability of one token at its place.
 
     Attributes:
-        logprob: natural logarithm of the probability: log softmax of the model's own logits, before logit_bias,
-            penalties, masks and temperature; with SamplingParams.post_sampling_probs after all of them.
+        logprob: natural logarithm of the probability. This is the log softmax of the model's own logits, before
+            logit_bias, penalties, masks and temperature. With SamplingParams.post_sampling_probs, the probability is
+            the one after all of these steps.
         rank: 1 for the likeliest token of the vocabulary; of equally likely tokens the lower id has the better rank.
         decoded_token: the token's text, or the name of a special token; U+FFFD for bytes that are not a whole
             character.

@@ -211,8 +211,8 @@ class SequenceOutput:
         logprobs: logprobs of token_ids, as in CompletionOutput.
         reasoning: new thinking; "" if there is none.
         ended: the finish reason in the last piece of each continuation, if the request has several; otherwise None.
-        tool_calls: parts of calls, new or continued. The parts joined by index are the tool_calls of the
-            CompletionOutput.
+        tool_calls: parts of calls, new or continued. All parts with the same index together are one of the tool_calls
+            of the CompletionOutput.
         called_tools: True in the last piece of a continuation that has called tools.
     """
 
@@ -389,8 +389,8 @@ def chat_logprob(
 
     Args:
         piece: returns the bytes of a token by its id. None: tokens that are not whole characters have no bytes.
-        most: the number of likeliest tokens in top_logprobs; None or -1: all. A sampled token of a lower rank is left
-            out.
+        most: the number of likeliest tokens in top_logprobs; None or -1: all. If the sampled token is not one of the
+            likeliest, top_logprobs does not have it.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token is first
     shown = given.items() if chosen.rank <= len(given) else others

@@ -124,11 +124,11 @@ class SamplingParams:
             tau bits, with the learning rate eta. 0: off. [0, 5, 0.1]
         dynatemp_range, dynatemp_exponent: the temperature varies from temperature - range to temperature + range with
             the entropy; 0: off.
-        samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
-            "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
-            "edskypmxti". A sampler that is not listed does nothing. A repeated name applies again. "infill" is
-            for code in a gap: it ends the text early, and merges two tokens if the text of one begins with the text of
-            the other. None: all but infill, in llama.cpp's order. Mirostat ignores the order.
+        samplers: the samplers of the chain, in this order: a list of at most 64 of llama.cpp's names ("penalties",
+            "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill"), or a text of
+            their letters ("edskypmxti"). A sampler that is not listed does nothing. A repeated name applies again.
+            "infill" is for code in a gap: it ends the text early, and merges two tokens if the text of one begins with
+            the text of the other. None: all but infill, in llama.cpp's order. Mirostat ignores the order.
         seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone: other requests, retries and
             preemption never change it. Continuation k draws with seed + k. None: a fresh random seed for each request.
         stop: strings that end the text; the text is cut before the first stop string.
@@ -179,8 +179,8 @@ class SamplingParams:
             continuations of one request still share the prompt's cells.
         cache_salt: only requests with the same salt share cells of prompts. So the time to first token reveals nothing
             about other tenants' prompts. 1 to 256 characters; None: cells are shared among requests without a salt.
-        post_sampling_probs: True: logprobs of output tokens come from the final distribution, after logit_bias,
-            penalties, masks, temperature and all samplers. False: they come from the model's own distribution. Tokens
+        post_sampling_probs: False: logprobs of output tokens come from the model's own distribution. True: they come
+            from the final distribution, after logit_bias, penalties, masks, temperature and all samplers. Then tokens
             that cannot be drawn are not among the likeliest. Such a token has the logprob -9999 if logprob_token_ids
             names it, or if the engine writes it to end the thinking. With True, the request gets no speculative tokens.
     """
@@ -490,7 +490,8 @@ PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names that named() accepts
 setattr(SamplingParams, "__init__", takes_names(named, ALIASES)(SamplingParams.__init__))  # noqa: B010
 
 
-# Checks of the fields that are neither numbers nor booleans, in order. Each returns the value to keep.
+# Functions that check the fields that are neither numbers nor booleans, in order. Each function returns the value to
+# keep.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "cache_salt": _salt,
     "samplers": _samplers,

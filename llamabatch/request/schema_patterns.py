@@ -14,7 +14,7 @@ from llamabatch.utils.checks import show
 
 _LAST = 0x10FFFF
 _Ranges = list[tuple[int, int]]
-# A negated class never includes these: control characters except \t, \n, \f and \r, and surrogates.
+# A negated class never includes surrogates, nor control characters other than \t, \n, \f and \r.
 _NEVER: _Ranges = [(0x00, 0x08), (0x0B, 0x0B), (0x0E, 0x1F), (0xD800, 0xDFFF)]
 
 _DIGITS: _Ranges = [(0x30, 0x39)]

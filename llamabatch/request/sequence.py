@@ -28,7 +28,8 @@ class Sequence:
         num_computed: number of token_ids that are computed.
         num_discarded: number of token_ids that have lost their cells. The positions of later tokens are lower by this
             number.
-        least_cut: the cells cannot be cut to fewer tokens, because a restored sliding window has no older cells.
+        least_cut: the cells cannot be cut to fewer tokens than this number, because a restored sliding window has no
+            older cells.
         slot: seq id in the KV cache; None while the sequence waits.
         number: position of the request in the order of arrival at the scheduler.
         family: (highest expected_tokens, lowest `number`) of the requests that arrived together and start with the same
@@ -171,8 +172,8 @@ class Sequence:
     def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
         """Returns the number of tokens for the next call, and the media run of these tokens (None for text).
 
-        The number is at most `count`. It may be larger for a run that is not causal, because one call must compute the
-        whole rest of this run.
+        The number is at most `count`, except in a media run that is not causal: one call must compute the whole rest
+        of such a run.
         """
         at = self.num_computed
         for run in self.media_runs:
@@ -311,7 +312,7 @@ class Sequence:
 
 
 def kept_tokens(params: SamplingParams, num_prompt: int, n_ctx: int, least: int) -> int:
-    """Returns how many first tokens stay when `overflow` drops tokens.
+    """Returns the number of first tokens that stay when `overflow` drops tokens.
 
     Args:
         least: 1 for a prompt with a BOS, else 0.

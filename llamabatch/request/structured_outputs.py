@@ -50,7 +50,7 @@ class Structure(NamedTuple):
 
 
 def structure(given: object) -> Structure | None:
-    """Returns the Structure of a value of `structured_outputs`; None for None. Raises SamplingError."""
+    """Converts a value of `structured_outputs` to a Structure. Returns None for None. Raises SamplingError."""
     if given is None:
         return None
     if isinstance(given, Structure):

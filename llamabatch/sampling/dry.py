@@ -100,7 +100,7 @@ def breaker_tokens(
 
     Args:
         token_bytes: returns the text of a token id, or the name of a special token.
-        tokenize: returns the tokens of a string, without special tokens. The string is the end of a breaker.
+        tokenize: returns the tokens of a string, without special tokens. It is called with the ends of breakers.
     """
     tails: dict[int, set[tuple[int, ...]]] = {}
     words = [token_bytes(token_id) for token_id in range(n_vocab)]

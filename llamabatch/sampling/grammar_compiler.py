@@ -259,8 +259,8 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Converts a text to tokens. Takes the longest token that fits each time. Stops at the first byte where no
-        token fits."""
+        """Converts a text to tokens. At each place, takes the longest token that fits. Stops at the first place where
+        no token fits."""
         tokens, at = [], 0
         while at < len(text):
             longest = min(self._longest, len(text) - at)
@@ -343,7 +343,7 @@ class Trial:
             raise EngineError(
                 f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
             ) from error
-        # this thread reaps the process after a kill; otherwise the process would stay a zombie until the next grammar
+        # this thread reaps the process after a kill; otherwise it would be a zombie until the next one starts
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")

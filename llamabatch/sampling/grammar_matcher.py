@@ -124,10 +124,10 @@ class GrammarMatcher:
         self._compiled = compiled
         self._reasoning = reasoning
         self._begin = 0  # number of output tokens before the first consumed token
-        self._rest = b""  # first bytes of the answer, if the token before _begin ends with them
+        self._rest = b""  # the end of output token _begin - 1, if the answer begins within this token
         self._num_consumed = 0  # number of consumed output tokens from _begin on
         self._gap = 0  # number of line breaks that may come before the answer
-        self._extra: list[int] = []  # more allowed tokens: from the tag before the thinking, or from a header
+        self._extra: list[int] = []  # further allowed tokens: from the tag before the thinking, or from a header
         self._ready = -1  # index of the output token to which _row applies
         self._row: Bitmask | None = None
 

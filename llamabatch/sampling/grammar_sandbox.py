@@ -40,12 +40,13 @@ _MOST_SHOWN = 300  # maximum number of characters in a message
 # WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py. This program cannot import
 # them, because it starts without the rest of llamabatch.
 
-# White space in JSON, as in llama.cpp (json-schema-to-grammar). The limit stops a model that would write space forever.
+# White space in JSON, as in llama.cpp (json-schema-to-grammar). Its length is limited, because a model may write space
+# forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
-# Characters that may follow a backslash. \uXXXX is not allowed, because a name of the schema could then come a second
-# time in another spelling. So control characters that need \uXXXX are allowed only if the schema itself contains one;
-# see _with_escapes.
+# Characters that may follow a backslash. \uXXXX is normally not allowed, because the same property name could then come
+# twice in different spellings. So a string cannot contain the control characters that need \uXXXX. Exception: schemas
+# that contain such a character; see _with_escapes.
 ESCAPES = 'nrbtf\\"'
 # matches control characters that JSON can write only as \uXXXX, and their escapes in regular expressions
 _ONLY_BY_NUMBER = re.compile(
@@ -294,7 +295,7 @@ def _alarm(seconds: float) -> None:
 
 
 def ended_by_alarm(code: int) -> bool:
-    """Returns True if a subprocess exit code means that its alarm ended the process."""
+    """Returns True if an exit code means that a subprocess was ended by its own alarm."""
     return sys.platform != "win32" and code == -signal.SIGPROF
 
 

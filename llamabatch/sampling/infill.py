@@ -30,8 +30,8 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """Returns the ids that stay, in ascending order: ends (tokens that end the text) and likely other tokens. If
-        ends are likely, only ends stay. If no other token is likely, only `end` stays, or the likeliest token if `end`
+        """Returns the ids to keep, in ascending order: end tokens and those other tokens that are likely. If end tokens
+        are likely, only they stay. If no other token is likely, only `end` stays, or the likeliest token if `end`
         is not possible. If the text of a token begins with the text of another token, only the likelier token stays.
 
         Args:

@@ -84,7 +84,8 @@ class Prepared:
 
 
 def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
-    """Returns a mask of token ids up to the highest id: bit i % 32 of word i / 32 is token i. Returns None for None."""
+    """Returns a mask of token ids up to the highest id. Bit i % 32 of word i / 32 is 1 if id i is among `ids`. Returns
+    None for None."""
     if ids is None:
         return None
     words = array("I", bytes(4 * (max(ids) // 32 + 1)))

@@ -80,7 +80,7 @@ def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats
     """Returns the row with bias, penalties and masks; None if nothing can be sampled. The given row is not changed.
 
     Args:
-        penalised: True: the penalties are applied, too.
+        penalised: False: the penalties are left out.
     """
     if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf: `max` of a row with a NaN is NaN
         return None

@@ -44,7 +44,7 @@ class State(NamedTuple):
 
     Attributes:
         begin: in ANSWER, the number of output tokens before the answer.
-        rest: the last bytes of the token before `begin`, if they belong to the answer.
+        rest: the last bytes of output token `begin - 1`, if they belong to the answer.
         gap: number of line breaks that may still come between thinking and answer.
         forced: number of tokens of the closing text so far; None: the closing text is not being written.
         n_thinking: number of tokens of thinking so far.

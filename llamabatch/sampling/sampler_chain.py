@@ -156,7 +156,7 @@ class Chain:
         if self._dry is None:
             return
         if self._num_known != state.index:
-            start = 0 if self._num_known is None else self._num_known - state.index  # negative: an offset from the end
+            start = 0 if self._num_known is None else self._num_known - state.index  # negative: counted from the end
             if self._is_torn:
                 raise EngineError("DRY has lost count of the tokens, after an exception")
             self._is_torn = True

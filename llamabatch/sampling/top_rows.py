@@ -1,4 +1,5 @@
-"""Samples rows with only the likeliest tokens, as a device returns them. Decides which requests need no more tokens.
+"""Samples rows with only the likeliest tokens, as a device returns them. Decides for which requests such rows are
+enough.
 
 The samplers see such a row as a vocabulary of DEVICE_TOP tokens, in order of their ids. top_k is the first cut of the
 chain. If top_k is below DEVICE_TOP, it keeps the same tokens as in the whole vocabulary. So top_p, min_p, temperature

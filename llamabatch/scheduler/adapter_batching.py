@@ -24,7 +24,7 @@ class AdapterScheduler:
     """Gives turns to the adapter sets in flight, in order of first use. No set gets a second turn before each set has
     had one.
 
-    This class costs no time while no request uses adapters, because `add` and `remove` count the adapters in flight.
+    `add` and `remove` count the adapters in flight. So the other methods cost no time while no request uses adapters.
 
     Attributes:
         current: the set that has the turn.

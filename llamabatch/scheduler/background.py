@@ -15,7 +15,7 @@ from llamabatch.scheduler.output import Limits
 # A step with background tokens takes at most this many times as long as a step without them.
 MOST_LONGER = 1.1
 # Background sequences pause in every STEPS_WITH-th step, so that the duration of a step without them can be measured.
-# If a pass accepts any rows, they pause in every second step until this duration is known.
+# If a pass accepts any mixture of rows, background sequences pause in every second step until this duration is known.
 STEPS_WITH = 8
 # The number of steps between two shared steps, if background rows may need an additional pass. Background work then
 # delays fewer than 1 in 100 tokens. The second value applies until the cost is known. It is smaller because background
@@ -30,7 +30,7 @@ STEPS_ALONE = 100
 # A background token counts as at least this share of a step's time, even if the measured time is shorter.
 _LEAST_COST = 0.001
 _MOST_GROWTH = 2  # maximum growth factor of the background tokens from one shared step to the next
-_ROWS_CHANGED = 0.25  # a larger relative change in foreground rows drops the old times of steps
+_ROWS_CHANGED = 0.25  # if foreground rows change by more than this fraction, old times of steps are dropped
 _SAMPLES = 15
 _FEWEST_SAMPLES = 5
 
@@ -96,8 +96,8 @@ class BackgroundPacer:
         return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
 
     def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
-        """Returns the background sequences that share this step. The sequences with the longest wait come first, up to
-        the number of background tokens in a shared step."""
+        """Returns the background sequences that share this step. Sequences with the longest wait are taken first, until
+        their tokens reach the number of background tokens in a shared step."""
         chosen, left = [], self._n_tokens
         for sequence in sorted(behind, key=lambda s: s.last_step):
             if left <= 0:

@@ -30,8 +30,8 @@ MIN_STEPS_TO_MOVE = 16
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """Returns a list with one call, which has a row for each sequence; an empty list without sequences. Dummy rows fill
-    holes in the slot ids where they cost less than a separate pass.
+    """Returns a list with one call, which has a row for each sequence. The list is empty if there are no sequences.
+    Dummy rows fill holes in the slot ids where they cost less than a separate pass.
 
     Args:
         occupied: slots that contain cells. A dummy row there would widen the attention of all rows.

@@ -17,11 +17,12 @@ from llamabatch.scheduler.step_costs import StepCosts
 # FIRST_CHUNK is the number of tokens in the first chunk, when the cost of a token is not known yet. LEAST_CHUNK is the
 # minimum number of tokens in a chunk on a CPU, because a pass over the weights costs the same for one token as for a
 # few. On a GPU the minimum is the number of tokens that cost half a pass. If the saved time is not enough for the
-# minimum, long prompts wait, and the time is kept for a later step. MOST_SAVED is large enough for the minimum.
+# minimum, long prompts wait, and the time is kept for a later step. MOST_SAVED allows enough saved time for the
+# minimum.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
-# Prompts may save at most this many times the time of a plain step. With a prefill_share of at most two thirds, a gap
-# between two tokens is then at most as long as three plain steps.
+# The time that is saved for prompts is at most this many times the time of a plain step. With a prefill_share of at
+# most two thirds, a gap between two tokens is then at most as long as three plain steps.
 MOST_SAVED = 2.0
 # A chunk is at most this many times as long as the previous chunk, because a single measured time may be wrong.
 MOST_GROWTH = 2.0
@@ -63,7 +64,8 @@ class PrefillTimes:
             self._rows, self.n_since_plain = n_rows, 0
             return
         self.n_since_plain += 1
-        if self._plain:  # at least 5 % of the step, because prompts seem free after delayed plain steps
+        if self._plain:
+            # prompts count as at least 5 % of the step, because after delayed plain steps they seem to take no time
             cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
             self._token.append(cost / n_prompt_tokens)
 
@@ -97,7 +99,7 @@ class PrefillPacer:
         self._chunk = 0  # tokens of the last chunk of a long prompt
         self._n_long = 0  # tokens of long prompts in this step
         self._long: set[Sequence] = set()  # prompts that were long when they began
-        self._saved_s = 0.0  # seconds that prompts have earned but not used
+        self._saved_s = 0.0  # seconds that prompts were given but have not used
 
     def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int, token_was_awaited: bool) -> None:
         """Records the duration of this step.
@@ -130,10 +132,10 @@ class PrefillPacer:
         Args:
             token_is_awaited: True if this step decodes, and a caller waits for one of its tokens.
             n_rows: number of sequences that decode in this step.
-            takes_long: False if long prompts must wait while a caller waits for a token.
-            is_streamed: True if the caller of a decoding sequence reads the answer token by token. Otherwise nobody
-                sees a gap between two tokens, so prompts get the whole prefill_budget. Later steps then have more rows,
-                and answers end earlier.
+            takes_long: True if long prompts may be computed even while a caller waits for a token.
+            is_streamed: True if the caller of a decoding sequence reads the answer token by token. If not,
+                gaps between tokens do not matter, and prompts get the whole prefill_budget. More sequences then decode
+                together, and answers end earlier.
         """
         self._n_long = 0
         most_short = max(SHORT, self._costs.pass_in_rows(SHORT))
@@ -147,7 +149,7 @@ class PrefillPacer:
             return [*short, *long], most
         if not long or not takes_long:
             return short, most
-        if self.times.wants_plain(n_rows):  # long after the last plain step, short prompts wait, too
+        if self.times.wants_plain(n_rows):  # if the last plain step was long ago, short prompts wait, too
             return [] if self.times.n_since_plain >= 2 * STEPS_BETWEEN_PLAIN else short, most
         chunk = self._affordable_chunk()
         if chunk < self._least_chunk:

@@ -23,12 +23,13 @@ from llamabatch.scheduler.step_costs import StepCosts
 COPY_IN_TOKENS = 16
 # After the last turn, a template opens the model's answer with at most this many tokens.
 MOST_OPENING = 32
-# The chance that a prefix is used again, assumed before any use is counted: one in eight.
+# The chance that a prefix is used again, assumed before any use is counted: 1 use of 8 prefixes.
 _FIRST_USES = (1, 8)
-# The chance that the text of a kept prefix is continued, assumed before any use is counted. This is also one in eight.
-# With larger counts the chance changes more slowly, because many chats may begin before one of them goes on.
+# The chance that the text of a kept prefix is continued, assumed before any use is counted: 4 of 32 prefixes. These two
+# counts are larger, so that the chance changes more slowly. The reason is that many chats may begin before one of them
+# goes on.
 _FIRST_CONTINUED = (4, 32)
-_REMEMBERED = 256  # maximum of the second count of a chance; above it, both counts are halved
+_REMEMBERED = 256  # maximum number of prefixes that are counted; above it, both numbers of a chance are halved
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class KVCacheManager:
             shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
-            rank = (shared, -cached.count, slot)  # if two slots save the same number, the slot with fewer cells wins
+            rank = (shared, -cached.count, slot)  # if two slots save equally many tokens, the one with fewer cells wins
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
@@ -183,7 +184,7 @@ class KVCacheManager:
         return self.slots.lease(slot)
 
     def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
-        """Leases a slot for a sequence. Its first `count` tokens are cached in the free slot `slot`.
+        """Leases a slot for a sequence whose first `count` tokens are cached in the free slot `slot`.
 
         If the other cells of `slot` may be useful and a slot of less value is free, another slot is leased and gets a
         copy of the tokens. Otherwise `slot` itself is leased.
@@ -232,7 +233,7 @@ class KVCacheManager:
         return 0.0 if cached is None else cached.count / (self._uses + 1 - cached.used)
 
     def count_use(self, count: int, n_prompt: int) -> None:
-        """Counts that a kept prefix is used again, from its slot or from main memory.
+        """Counts one more use of a kept prefix. Its cells come from its slot or from main memory.
 
         Args:
             count: number of tokens of the prefix that are used.

@@ -86,8 +86,8 @@ class Call:
         n_guesses: in a verify call, the maximum number of rows after the known token of a span; 0 in other calls.
             Without Limits.packs_any, all spans have this number of rows after the known token, and a dummy slot has as
             many rows as a span.
-        dummy_starts: number of tokens in each of dummy_slots, which the call does not change; (): all these slots are
-            empty.
+        dummy_starts: for each of dummy_slots, the number of tokens in the slot. The call does not change these tokens.
+            An empty tuple means that all these slots are empty.
         is_padded: True if dummy rows are also output rows. The call then has the same shape as a call without dummy
             rows; see RowLadder.
     """
@@ -189,10 +189,9 @@ class SchedulerOutput:
 
     @property
     def output_rows(self) -> int:
-        """The number of rows of a step with a single call that only continues sequences. Guesses and dummy rows count,
-        too.
+        """The number of rows of a step whose only call continues sequences. Guesses and dummy rows count, too.
 
-        0 for all other steps. The times of steps with equally many output rows can be compared.
+        The value is 0 for all other steps. The times of steps with equally many output rows can be compared.
         """
         if len(self.calls) != 1 or self.copies or self.restores or self.saves or self.shifts:
             return 0

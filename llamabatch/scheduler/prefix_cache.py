@@ -170,7 +170,8 @@ class PrefixCache:
         return any(each.is_on_disk and each.state is None and not each.is_dropped for each in awaited)
 
     def settle(self) -> None:
-        """Ends the step: stores the saved checkpoints. Frees a state read from disk if no sequence waits for it."""
+        """Ends the step: stores the saved checkpoints. Frees each state that was read from disk, if no sequence waits
+        for it."""
         self.store.settle()
         if self._fetched and self.store.disk is not None:
             awaited = {prefix for prefix, _ in self._restoring.values()}
@@ -219,8 +220,8 @@ class PrefixCache:
                 self.num_shared_tokens += count
 
     def stops(self, running: abc.Sequence[Sequence]) -> dict[Sequence, int]:
-        """Returns sequence -> the token count at which it stops for a step. At this count, another sequence copies its
-        cells, or a checkpoint is made. The dict is empty if cells can be cut."""
+        """Returns a dict: sequence -> the token count at which the sequence stops for a step, so that its cells can be
+        copied to another sequence or saved in a checkpoint. The dict is empty if cells can be cut."""
         found: dict[Sequence, int] = {}
         if self._limits.can_cut:
             return found
@@ -320,7 +321,7 @@ class PrefixCache:
         for known_ids, other_key in others:
             if other_key == key and known_ids[:MIN_SHARED] == head:
                 common = max(common, common_length(tokens, known_ids))
-        # a later request with the same prompt computes the last token again, so the state is saved before it
+        # a later request with the same prompt computes the last token again, so the state is saved before that token
         places = {sequence.whole(min(place, n_prompt - 1)) for place in (common, sequence.last_turn(MOST_OPENING))}
         places = {place for place in places if place >= MIN_CHECKPOINT and place >= known + MIN_GAIN}
         if places:

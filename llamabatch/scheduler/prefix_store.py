@@ -22,8 +22,8 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
 
-# The prompt of a recurrent model stops for a checkpoint at MIN_CHECKPOINT tokens or later, and at least MIN_GAIN tokens
-# after another checkpoint. Each stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
+# A recurrent model reads a prompt and stops for a checkpoint at MIN_CHECKPOINT tokens or later, and at least MIN_GAIN
+# tokens after another checkpoint. Each stop costs one more pass over the weights, and a copy of 20 MB (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
 _TOKEN_BYTES = 4  # bytes of a token id in StoredPrefix.token_ids
@@ -98,7 +98,7 @@ class DiskTier(Protocol):
         """Frees the state of a prefix after `fetch`."""
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
-        """Drops each prefix if `unwanted(prefix)` is True, and deletes its file."""
+        """Drops each prefix for which `unwanted(prefix)` is True, and deletes its file."""
 
 
 class PrefixStore:
@@ -126,7 +126,7 @@ class PrefixStore:
         self.disk = disk
         self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds for each token, or each state if is_exact
+        self._save_times: deque[float] = deque(maxlen=_LATEST)  # seconds to save a token, or a state if is_exact
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -188,8 +188,8 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Returns the length of the longest beginning that a stored prefix shares, even if the prefix cannot be cut
-        there."""
+        """Returns the length of the longest beginning that `token_ids` shares with a stored prefix, even if the prefix
+        cannot be cut there."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 

@@ -17,11 +17,12 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may lengthen a step by at most the fraction PADDING. A call may have _TO_KEEP times as many dummy rows to
-# keep the window of the last call.
+# Dummy rows may lengthen a step by at most the fraction PADDING. A call may have _TO_KEEP times as many dummy rows if
+# they keep the window of the last call.
 PADDING = 0.05
 _TO_KEEP = 1.5
-# The steps of ladders. The rungs of a ladder are powers of two up to its step, then multiples of the step.
+# Each ladder has one of these steps between its upper rungs. Its rungs are powers of two up to the step, then multiples
+# of the step.
 _STEPS = (32, 16, 8, 4, 2, 1)
 _CELLS = 256  # llama.cpp rounds up the number of cells of a pass to a multiple of this
 

@@ -189,7 +189,7 @@ class Scheduler:
     @property
     def held_slots(self) -> list[int]:
         """The slots with cells that are in use, in ascending order: slots of running sequences, cached slots, and slots
-        of sequences that have just ended and will still be copied."""
+        of sequences that have just ended and whose cells will still be copied."""
         return sorted(self._computed_slots() | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
@@ -460,8 +460,8 @@ class Scheduler:
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
-        """Returns the shifts of full slots. A shift makes a slot forget some cells. Other slots have no influence on
-        the token at which a slot is shifted."""
+        """Returns the shifts of full slots. A shift makes a slot forget some cells. The token at which a slot is
+        shifted does not depend on other slots."""
         full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
         return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 

@@ -165,14 +165,14 @@ class SpecDecoder:
             return longest
         rows, plain = len(lengths), self._step_times.seconds(len(lengths))
         if plain is None:
-            return 0  # a plain step comes first, because steps with guesses are compared with its time
+            return 0  # do a plain step first: its time is the reference for steps with guesses
         prior = self._acceptance.rate(0.5)
         rates = [state.acceptance.rate(prior) for state in states]
         best, most_tps = 0, LEAST_GAIN * rows / plain
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
-            # not below the time of a plain step: the few samples may all come from a time without other load
+            # at least the time of a plain step, because the few samples may all come from a time without other load
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)

@@ -3,8 +3,8 @@
 The threads of a pass wait for each other some hundred times. If another process uses a core, one of the threads does
 not run for a while, and the other threads wait for it. Fewer threads may then be faster. The measured times of steps
 decide. Other numbers of threads are tried now and then, and sooner if steps have become slower. The trials use one
-thread fewer, one thread more, half as many threads, or twice as many. Half as many may help where one fewer does not:
-if several other processes are busy.
+thread fewer, one thread more, half as many threads, or twice as many. If several other processes are busy, half as many
+threads may help where one thread fewer does not.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from llamabatch.scheduler.step_costs import stair
 
 # Another number of threads must be faster by at least this factor in a trial. Smaller gains may be noise.
 LEAST_GAIN = 1.05
-# Fewer threads are tried once a step takes this many times as long as after the last trial.
+# Fewer threads are tried as soon as a step takes this many times as long as after the last trial.
 SLOWER = 1.25
 # The minimum numbers of steps and seconds in a trial. A shorter trial may be wrong, because another process may use a
 # core for some milliseconds at a time.
 TRIAL_STEPS, TRIAL_S = 3, 0.03
-# A trial ends without gain as soon as its steps together have taken this many seconds longer than usual. So long steps
-# are not repeated.
+# A trial ends without gain as soon as its steps together have taken this many seconds longer than usual. A trial with
+# long steps therefore ends early.
 MOST_COST_S = 0.25
 # The minimum numbers of steps and seconds between two trials. The wait doubles after each trial without gain.
 LEAST_STEPS, LEAST_S = 16, 0.25

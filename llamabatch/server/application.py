@@ -67,7 +67,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# Keys: paths. Values: functions for the bodies of errors under these paths, even before routing.
+# Keys: paths. Values: functions that make the bodies of errors under these paths, even of errors before routing.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (

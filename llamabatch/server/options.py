@@ -421,8 +421,8 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Returns the texts of a list, or the parts of a text with commas. Raises ConfigError. If `longest` is None, the
-    message does not show the values."""
+    """Returns the texts of a list, or the parts of a text with commas. Raises ConfigError, for example if a text has
+    more than `longest` characters. If `longest` is None, the texts are keys, and the message does not show them."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)

@@ -60,11 +60,12 @@ def serve(
     """Serves until a signal has come and the running requests have ended.
 
     Args:
-        started: called with the URLs when connections are accepted; the model may still be loading.
-        ready: called with the seconds since the call of `serve` when requests are accepted.
+        started: called when connections are accepted, with the URLs; the model may still be loading.
+        ready: called when requests are accepted, with the seconds since the call of `serve`.
 
     Raises:
-        ConfigError: the server cannot listen on an address, or cannot use a TLS file. Also the errors of the load.
+        ConfigError: the server cannot listen on an address, or cannot use a TLS file. The errors of the load are raised
+            as well.
     """
     _run(lambda: make_app(config, options), options, started, ready)
 

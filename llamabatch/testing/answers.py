@@ -43,7 +43,8 @@ class FakeRequest:
 
     @property
     def text(self) -> str:
-        """The content of a conversation's last message, or else the prompt. Also the key in a mapping of answers."""
+        """The content of a conversation's last message, or else the prompt. In a mapping of answers, this text is
+        the key of the answer."""
         return self.messages[-1]["content"] if self.messages else self.prompt
 
 

@@ -161,7 +161,8 @@ class FakeModel:
         return [token_id for word in words for token_id in self._ids_of(word)]
 
     def _ids_of(self, word: bytes) -> list[int]:
-        """Returns the id of a word, or the ids of its bytes if other words have taken all _TRIES ids."""
+        """Returns the id of a word. If other words have taken all _TRIES ids for this word, returns the ids of the
+        word's bytes."""
         n_words = N_VOCAB - _FIRST_WORD
         first = zlib.crc32(word)
         with self._lock:

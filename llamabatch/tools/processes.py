@@ -110,7 +110,7 @@ def _own_seconds() -> float:
     """Returns the CPU seconds of this process and of all its descendants, including ended descendants."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
-        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process counts in its parent's children_… times
+        with contextlib.suppress(psutil.NoSuchProcess):  # a parent's children_… times include ended children
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds

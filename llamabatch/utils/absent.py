@@ -12,7 +12,7 @@ def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") 
 
     Args:
         advice: maps names of other libraries to llamabatch's replacements.
-        kind: the name of the owner in the message; "": the name of its class.
+        kind: what the message calls the object; "": the name of the object's class.
     """
     kind = kind or type(owner).__name__
     if name in advice:

@@ -45,7 +45,7 @@ def reason(error: BaseException) -> str:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a JSON object that are not null, because null means the same as a missing field here."""
+    """Returns a JSON object without its null fields, because null means the same as a missing field here."""
     return {name: value for name, value in values.items() if value is not None}
 
 

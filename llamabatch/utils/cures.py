@@ -1,4 +1,4 @@
-"""Advice for messages on how to get a patched llama.cpp, depending on the installation and the system."""
+"""Advice for error messages: how to get a patched llama.cpp in this installation and on this system."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def is_delicate(frame: FrameType | None, within: str) -> bool:
     weakref, and in llama.cpp's log.
 
     Args:
-        within: the module that makes the call to interrupt. Frames outside that call do not count.
+        within: the search goes from `frame` to its callers, and ends at the first frame of the module with this name.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__")

@@ -1,4 +1,4 @@
-"""Imports modules at the first use. At that time, the process may have no free file descriptor."""
+"""Imports modules at the first use. Such an import may fail, because the process may have no free file descriptor."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def _has(module: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), f"{module} has it")
 
 
-# Names from other libraries that the package does not export -> advice for the error message.
+# Names that other libraries export, and llamabatch does not -> advice for the error message.
 OF_PACKAGE = {
     **_has(
         _VLLM,
@@ -37,7 +37,7 @@ OF_PACKAGE = {
     "LogitsProcessor": "SamplingParams(logits_processors=[f]) takes any function",
 }
 
-# Names of LLM attributes from other libraries -> advice for the error message.
+# Attributes that such classes of other libraries have, and our LLM lacks -> advice for the error message.
 OF_LLM = {
     "get_tokenizer": "llm.tokenize, llm.detokenize, llm.apply_chat_template and llm.vocab are the tokenizer; "
     f"{_VLLM}'s LLM has get_tokenizer()",
@@ -76,7 +76,7 @@ OF_LLM = {
     "set_tokenizer": "the GGUF file has its tokenizer; give prompts as token ids of another",
 }
 
-# Names of RequestOutput attributes from other libraries -> advice for the error message.
+# Attributes that outputs of other libraries have, and our RequestOutput lacks -> advice for the error message.
 OF_OUTPUT = {
     "finished": "an output that is returned has ended; finish_reason says how, and error is None unless it failed",
     "metrics": "timings has the times",
@@ -84,7 +84,7 @@ OF_OUTPUT = {
     "choices": "output.to_openai() has the shape of OpenAI's API",
 }
 
-# Names of submodules from other libraries -> advice for the error message.
+# Submodules that other libraries have, and llamabatch lacks -> advice for the error message.
 MODULES = {
     **{name: f"{_VLLM}.{name} has its names" for name in ("sampling_params", "outputs", "inputs", "pooling_params")},
     "lora": f"{_VLLM}.lora.request has its names",

@@ -54,8 +54,8 @@ class ProgressBar(HasBar):
     Args:
         total: number of requests.
         progress: True shows a bar in a notebook, and on stderr if it is a terminal. False shows no bar. None shows a
-            bar only in a notebook and only for a list. A function is called as progress(done, total), first before any
-            request ends.
+            bar only in a notebook and only for a list. A function is called as progress(done, total): once before
+            any request ends, and then after the end of each request.
         is_list: True if the caller gave a list of requests, not a single request.
         done: number of requests finished in an earlier call.
 
@@ -133,7 +133,7 @@ class _NotebookBar:
 
 def in_notebook() -> bool:
     """Returns True in a kernel of Jupyter or of a similar front end."""
-    ipython = sys.modules.get("IPython")  # a kernel has always imported IPython
+    ipython = sys.modules.get("IPython")  # a kernel of Jupyter has always imported IPython
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 

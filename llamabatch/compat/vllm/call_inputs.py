@@ -47,7 +47,8 @@ class CallInputs:
         ]
 
     def _prompt(self, prompt: Any, truncate: int | None) -> Any:
-        """Returns a prompt with token ids. Tokenizes a text, and shortens the ids by _cut. Keeps other values."""
+        """Returns a prompt with token ids, shortened by _cut. Tokenizes a text. A prompt that has neither a text nor
+        token ids stays as it is."""
         text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
         if isinstance(text, str) and text:
             model = self._llm._client.model

@@ -83,7 +83,7 @@ def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts
 
     Args:
         ids: the ids so far; None: the numbers of rows are not known, so only the form of the id is checked.
-        starts: pairs of the number of the first row of a file, and the name of the file.
+        starts: for each file so far, the number of its first row, and its name.
     """
     try:
         own = id_of(line)
@@ -122,9 +122,10 @@ def _unusable(value: Any) -> str | None:
 class Ids:
     """A compact table of the ids of millions of rows. Each id leads to the number of its row.
 
-    An id is stored as its 64-bit Python hash, in a table with open addressing. A slot of the table takes 16 bytes, and
-    an id takes 24 to 48 bytes. Each process has its own hash key. Among lists of a million ids, one in 3.7e7 has two
-    ids with equal hashes. A row without an id has its number as its id, stored as one bit.
+    An id is stored as its 64-bit Python hash, in a table with open addressing. A slot of the table takes 16 bytes.
+    Because some slots are free, an id takes 24 to 48 bytes. Each process has its own hash key. The probability that two
+    of a million ids have equal hashes is 1 in 3.7e7. If a row has no id, its number is its id. One bit is stored for
+    such a row.
     """
 
     def __init__(self) -> None:
@@ -152,8 +153,8 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if the id is a numeral. If an earlier row without an id has this number as its id,
-        returns the number, otherwise None."""
+        """Gives a row its id if the id is a numeral, such as "7". If the id equals the number of an earlier row
+        without an id of its own, returns this number, otherwise None."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if int(identity) in self._automatic else None
         return None

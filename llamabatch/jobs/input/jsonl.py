@@ -125,7 +125,7 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
         return Problem(f"this is not JSON: {_reason(error)}")
     if not isinstance(value, dict):
         return Problem(f"this is {_kind(value)}; write a JSON object")
-    # The count includes brackets in texts. A count that is too high only costs a call of _depth.
+    # Brackets in texts are counted, too. If this makes the count too high, the only cost is a call of _depth.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:

@@ -28,7 +28,7 @@ TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input":
 _OF_THE_JOB = "chat_template"  # no line may have this field, because a template is a program
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
-_NEAR = 0.84  # minimum ratio of difflib for a misspelling: 0.86 for mesage and messages, 0.91 for promt and prompt
+_NEAR = 0.84  # minimum ratio of difflib for a misspelling; mesage for messages has 0.86, promt for prompt has 0.91
 _LEAST_MISS, _MOST_MISS = 4, 64  # minimum and maximum length of a misspelt name
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096

@@ -287,7 +287,7 @@ def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[st
 
 
 def _check_first_line(source: Source, options: ReadOptions, taken: Collection[str]) -> None:
-    """Raises ConfigError if the first line has a field that cannot be kept. Reading checks the later lines."""
+    """Raises ConfigError if the first line has a field that cannot be kept. The later lines are checked on reading."""
     with source.open() as stream:
         first = next(jsonl.objects(source.name, stream, options.max_line_bytes), None)
     if first is not None and not isinstance(first, Problem):

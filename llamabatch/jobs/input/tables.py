@@ -130,7 +130,7 @@ def _table(source: Source, stream: BinaryIO, limit: int) -> _Csv | _Plain:
 
 
 class _BadText(Exception):
-    """The error of a line that must not reach the parser."""
+    """The error for a line that is not passed to the CSV parser."""
 
 
 class _CsvLines(Iterator[str]):
@@ -240,7 +240,7 @@ def _example(columns: Sequence[str]) -> str:
 
 
 def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> str | None:
-    """Returns the column of a table that holds the ids; None: the numbers are the ids. Raises ConfigError."""
+    """Returns the column of a table that holds the ids; None: the row numbers are the ids. Raises ConfigError."""
     if options.id_column is not None:
         if options.id_column and options.id_column not in columns:
             raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
@@ -333,7 +333,7 @@ class RowLines:
         name: the name of the input, for messages.
         options: the template, task, system message, and the columns of ids, parameters and kept values.
         taken: names of the output's own columns.
-        columns: the columns of the table; None: lines of JSON, each with its own fields.
+        columns: the columns of the table; None: the input has lines of JSON, each with its own fields.
 
     Attributes:
         columns: the columns that must be read from a table.
@@ -388,8 +388,8 @@ class RowLines:
 
     @property
     def used(self) -> frozenset[str]:
-        """The fields named in options.keep. They are data, even if a name resembles the name of a known field. Empty
-        with a template, because all fields are data then."""
+        """The fields named in options.keep. They are data, even if a name resembles the name of a known field. With a
+        template, all fields are data, so this set is empty."""
         keep = self._options.keep
         return frozenset(() if keep in (None, ALL) or self._template is not None else keep)
 

@@ -18,7 +18,7 @@ class Seen(NamedTuple):
     """The progress of reading, in rows of all shards.
 
     Attributes:
-        starts: the number of the first row of each input that reading has reached; the last input is being read.
+        starts: for each input that reading has reached, the number of its first row. The last one is being read.
         n_rows: the number of rows read so far.
         share: how much of the last input has been read, as a share of its bytes, 0 to 1; None: not known.
         ended: true when all rows have been read.

@@ -97,7 +97,7 @@ def _packed(sink: Sink, compression: str) -> Iterator[BinaryIO]:
 
 
 def sums_of_ranges(path: Path) -> str:
-    """Returns the checksums of each 16 MiB of a file, 8 hexadecimal digits each. Raises OSError."""
+    """Returns the checksum of each 16 MiB of a file, 8 hexadecimal digits each, as one text. Raises OSError."""
     with path.open("rb") as file:
         return "".join(f"{zlib.crc32(data):08x}" for data in iter(lambda: file.read(_RANGE_BYTES), b""))
 

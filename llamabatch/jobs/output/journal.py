@@ -29,7 +29,7 @@ class InOrder:
         file: the file of lines, without a torn line at the end. The journal does not close this file.
 
     Attributes:
-        n_errors: failed rows that were in the files when the journal was opened.
+        n_errors: the number of failed rows that were in the files when the journal was opened.
     """
 
     def __init__(self, own: OwnFiles, file: AppendFile, shard: ShardIndex, found: Survey) -> None:
@@ -111,7 +111,7 @@ class AsFinished:
         file: the file of lines, without a torn line at the end. The journal does not close this file.
 
     Attributes:
-        n_errors: failed rows that were in the files when the journal was opened.
+        n_errors: the number of failed rows that were in the files when the journal was opened.
     """
 
     n_waiting = 0

@@ -69,7 +69,8 @@ class Lock:
         self.write_id(self.left_by or _NO_ID)
 
     def write_id(self, job_id: str) -> None:
-        """Writes the job's id, for the next process if this one is killed. Ignores errors such as a full disk."""
+        """Writes the job's id into the file of the lock. If this process is killed, the next process reads the id.
+        Ignores errors such as a full disk."""
         content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
         with contextlib.suppress(OSError):
             os.lseek(self._fd, 0, os.SEEK_SET)
@@ -130,7 +131,8 @@ class Lock:
 
 
 def lock_file(file: AppendFile, out: Path) -> None:
-    """Locks the file of an output until it is closed. Raises OutputBusyError if another process holds the lock."""
+    """Locks the open file of an output. The lock ends when the file is closed. Raises OutputBusyError if another
+    process holds the lock."""
     if not system.lock(file.fd, _FAR):
         raise OutputBusyError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"
@@ -138,7 +140,7 @@ def lock_file(file: AppendFile, out: Path) -> None:
 
 
 def is_held(path: Path, job_id: str) -> bool:
-    """Returns True if another process holds the lock of this name and job.
+    """Returns True if another process holds the lock of the job `job_id` in the file `path`.
 
     Raises:
         OSError: there is no such file, or it cannot be read.

@@ -255,7 +255,8 @@ def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """Returns a text "field: before, now after" for each field that differs, in order. A missing field equals None."""
+    """Returns a text such as "limit: 5, now 7" for each field that differs, in the order of the fields. A missing
+    field equals None."""
     old, new = dict(_fields(before)), dict(_fields(plain(settings)))
     names = [*new, *(name for name in old if name not in new)]
     absent = "nothing"

@@ -246,7 +246,8 @@ class Output(RecordWriter):
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
-        """Syncs if the last sync is `sync_s` seconds ago. Called even while no row finishes. Raises OutputError."""
+        """Syncs the written rows if the last sync was `sync_s` seconds ago or earlier. Called even while no row
+        finishes. Raises OutputError."""
         if time.monotonic() - self._synced_at >= self.options.sync_s:
             self.sync()
 

@@ -66,7 +66,7 @@ class OwnFiles:
     job_id: str
 
     def header(self, kind: Kind) -> bytes:
-        """Returns the first line of a file of this kind."""
+        """Returns the first line of the job's file of the kind `kind`."""
         return b'{"llamabatch": "%s", "job": "%s"}\n' % (kind.encode(), self.job_id.encode())
 
     @property

@@ -35,13 +35,13 @@ def check_installed() -> None:
 
 
 _ARROW = {"null": "string", "bool": "bool", "int": "int64", "float": "double", "string": "string", "json": "string"}
-_KIND = b"llamabatch"  # metadata key with the kind of a column whose type depends on its values
+_KIND = b"llamabatch"  # a column whose type depends on its values has its kind under this key of its metadata
 
 
 def schema(columns: Columns) -> pa.Schema:
     """Returns the Parquet schema of the columns. A field that a row does not have is null. Flat rows have the same
-    columns in every job, except kept columns and fields of answers. The types of these columns, and of the ids, follow
-    from the values. Mixed types, lists and objects become texts of JSON."""
+    columns in every job, except kept columns and fields of answers. The types of kept columns, fields of answers and
+    ids follow from the values. Mixed types, lists and objects become texts of JSON."""
     import pyarrow as pa
 
     if columns.is_openai:
@@ -117,8 +117,8 @@ def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Ite
 
 
 def _packed(value: Any) -> Any:
-    """Returns a record whose values have the types of the columns. Values of _JSON become JSON texts. A lone surrogate
-    becomes "?"."""
+    """Returns a record whose values have the types of the columns. The values of the fields in _JSON become JSON texts.
+    A lone surrogate becomes "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

@@ -147,7 +147,7 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
 
 
 def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a JSON object. All are None if the text is not an object, for example if it was cut."""
+    """Returns the fields of a JSON object. All fields are None if the text is not an object, as after a cut."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -327,5 +327,5 @@ def _finite(value: Any) -> Any:
 
 
 def checksum(line: bytes) -> int:
-    """Returns the CRC-32 of a line, or 1 if it is 0. A 0 means that the checksum was lost: a crash may leave zeros."""
+    """Returns the CRC-32 of a line, or 1 if the CRC-32 is 0. A checksum 0 counts as lost: a crash may leave zeros."""
     return zlib.crc32(line) or 1

@@ -101,7 +101,7 @@ class Proof(Protocol):
 
 
 class RecordedLines:
-    """A check by the checksum of each line. If a system crash has lost checksums, their rows are run again."""
+    """A check by the checksum of each line. If checksums were lost in a system crash, their rows are run again."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
@@ -122,7 +122,7 @@ class EndedLines:
 
     Args:
         sums: the checksums from sums_of_lines.
-        n_rows: the number of lines that the output had.
+        n_rows: the number of lines that the output had when the job ended.
     """
 
     def __init__(self, sums: str, n_rows: int) -> None:

@@ -53,7 +53,7 @@ def write_results(
         source: the uploaded lines.
         journal: the journal of the finished rows. It need not exist.
         code: the error code of the unfinished lines: "batch_expired", "batch_cancelled" or "batch_failed".
-        sign: returns the path of the temporary file for a result file.
+        sign: takes the path of a result file, and returns the path at which the file is written first.
 
     Raises:
         OSError: the disk fails.

@@ -6,8 +6,9 @@ any time.
 | `lock` | the lock of the server that uses the folder |
 | `files/ID.json` | the record of a file, written after its content |
 | `files/ID.jsonl` | the content |
-| `files/ID.new` | content that is being written | | `batches/ID.json` | the record of a batch | | `batches/ID/` | the
-journal of a batch, until the batch has ended |
+| `files/ID.new` | content that is being written |
+| `batches/ID.json` | the record of a batch |
+| `batches/ID/` | the journal of a batch, until the batch has ended |
 
 Content without a record comes from a killed process and is removed.
 """
@@ -312,7 +313,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _sizes(folder: Path) -> Iterable[int]:
-    """Yields the bytes of each file below a folder. Files that vanish during the call do not count."""
+    """Yields the size in bytes of each file below a folder. Leaves out files that vanish during the call."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

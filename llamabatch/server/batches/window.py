@@ -34,8 +34,8 @@ class Window:
     """Decides when a batch must leave the background, from the number of finished rows per second.
 
     The rate is measured over the last ten minutes. In the background, a batch gets only rows that other requests leave
-    free. Outside the background, the batch is never slower than that. A batch whose rate is not known leaves the
-    background in the middle of its window.
+    free. Outside the background, the batch is at least as fast as in the background. A batch whose rate is not known
+    leaves the background in the middle of its window.
 
     Args:
         begins, ends: the limits of the window in seconds, by the same clock as the times for `observe` and `is_near`.

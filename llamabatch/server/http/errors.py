@@ -75,7 +75,7 @@ _WORDS_OF_JSON = {"True": "true", "False": "false", "None": "null"}
 CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
-)  # OpenAI's code and llama-server's type of the error for an oversized input
+)  # the error for an oversized input has OpenAI's code and llama-server's type
 # An error of the engine's client with one of these texts means that the engine has ended.
 _GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")
 

@@ -45,8 +45,8 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # Pairs of time and count from the last WINDOW_S seconds, for the limits rpm and tpm. Empty if the limit was
-        # never set.
+        # Pairs of time and count from the last WINDOW_S seconds, for the limits rpm and tpm. A deque stays empty while
+        # its limit is not set.
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -94,8 +94,8 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns two values: the seconds until the sum over the last WINDOW_S is below `limit` (0: no wait), and
-    `what`."""
+    """Returns two values: the seconds until the counts of the last WINDOW_S seconds add up to less than `limit` (0: no
+    wait), and `what`."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -114,7 +114,8 @@ def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what:
 class KeyRing:
     """The valid API keys.
 
-    Keys are compared by digests with a random secret, so that the time of a look-up reveals nothing about a key.
+    Keys are compared by their digests, which are made with a random secret. The time of a look-up therefore reveals
+    nothing about a key.
 
     Args:
         clock: returns monotonic seconds.

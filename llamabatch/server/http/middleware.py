@@ -99,7 +99,8 @@ class EndsWithItsClient:
     """A middleware that cancels the handler of a POST request, streamed or not, when the client disconnects.
 
     Without this middleware, a handler that waits for the engine would notice the disconnect only when it sends. The
-    middleware watches for the disconnect after the whole body has been read, because `receive` returns both.
+    middleware watches for the disconnect only after the whole body has been read, because `receive` returns the body
+    and the disconnect.
     """
 
     def __init__(self, app: Any) -> None:

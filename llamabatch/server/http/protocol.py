@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # The response may be complete before the body, for example the refusal of a request without a key.
+        # The response may have been complete before the body, for example if a request without a key was refused.
         self._enter(_IDLE if self.cycle is None or self.cycle.response_complete else _BUSY)
 
     def on_response_complete(self) -> None:

@@ -1,8 +1,9 @@
 """RequestLog, a middleware that gives each request an id, counts requests, and logs failures or all requests.
 
-The line of a failure has id, method, path, status, code and reason. The line of any request has client, name of the
-key, method, path, status and seconds. No line has parts of a body, a query or a header, except X-Request-Id.
-Error messages of statuses below 500 are not logged, because they may quote a body, a query or a header.
+The line of a failure has id, name of the key, method, path, status, code and reason. If all requests are logged, each
+also has a line with client, name of the key, method, path, status and seconds. No line has parts of a body, a query or
+a header, except X-Request-Id. Error messages of statuses below 500 are not logged, because they may quote a body, a
+query or a header.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.over: set[int] = set()  # indices of the prompts that `look` has returned
+        self.over: set[int] = set()  # prompt indices that `look` has returned
         self._limit_s = limit_ms / 1000
         self._clock = clock
         self._first: dict[int, float] = {}
@@ -275,7 +275,7 @@ class LlamaCompletionChunks:
         return "".join(events).encode()
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True for large outputs. Also for the last output of a prompt, because the last event has the text of
+        """Returns True for large outputs, and for the last output of a prompt, because the last event has the text of
         the prompt."""
         return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
 

@@ -96,7 +96,7 @@ class Live:
         return MachineSample() if serving is None else self._sampler.sample()
 
     async def event(self) -> bytes:
-        """Returns the data of the page about the engines, as a server-sent event.
+        """Returns the data about the engines that the page shows, as a server-sent event.
 
         All watchers share the event until the figures change. Raises the errors of `look`.
         """

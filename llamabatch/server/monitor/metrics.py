@@ -200,7 +200,8 @@ class Metrics:
             yield family
 
     def _lora_info(self, states: Sequence[EngineState]) -> Any:
-        """Returns vLLM's gauge of adapters: labels name the adapters of running requests, and the value is the time."""
+        """Returns vLLM's gauge of adapters. A label has the names of the adapters of running requests, and the value is
+        the time."""
         running = sorted({name for state in states for slot in state.slots for name in slot.adapters})
         family = self._core.GaugeMetricFamily(
             VLLM + "lora_requests_info",
@@ -256,7 +257,7 @@ def _longest(stats: EngineStats) -> bytes:
 
 
 async def metrics(request: HttpRequest) -> Any:
-    """Returns the metrics as text. Without an engine, the figures are zero or the last ones."""
+    """Returns the metrics as text. While no engine runs, the figures are those of the last engine, or zero."""
     serving = serving_of(request)
     live = live_of(serving)
     try:

@@ -318,8 +318,8 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """Removes the first open call of `name`; None: of any name. Returns the id of the call, or "call_0" if there is
-    none."""
+    """Removes the first open call of `name`, or the first open call if `name` is None. Returns the id of the call, or
+    "call_0" if there is no such call."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

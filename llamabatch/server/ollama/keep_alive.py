@@ -36,7 +36,8 @@ def keep_seconds(keep_alive: object) -> float | None:
 def take_keep_alive(given: Body) -> float | None:
     """Removes keep_alive from a body and returns its seconds. A value is ignored if it is not a duration.
 
-    Only a server of several models unloads models. It reads the field before the application of the model.
+    Only a server of several models unloads models. Such a server has already read the field before it passes the body
+    to the application of the model.
     """
     keep_alive = given.take("keep_alive")
     seconds = keep_seconds(keep_alive)

@@ -62,7 +62,8 @@ def _card(serving: Serving, name: str, facts: Json) -> Json:
 
 
 def model_facts(model: Model, plan: Plan) -> Json:
-    """Returns llama-server's `meta` of a model: its vocabulary, context and embedding sizes, parameters and bytes."""
+    """Returns llama-server's `meta` of a model: the type and size of its vocabulary, the sizes of its context and its
+    embeddings, and the numbers of its parameters and bytes."""
     metadata = model.metadata
     architecture = architecture_of(model)
     embd, trained = (metadata.get(f"{architecture}.{key}", "") for key in ("embedding_length", "context_length"))

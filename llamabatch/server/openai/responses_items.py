@@ -131,8 +131,8 @@ def _answer(messages: list[Json], before: str) -> Json | None:
     """Returns the assistant message that the next item continues; None: the item begins a new message.
 
     Args:
-        before: the kind of the next item. "content": a text. It continues a message only if the message has neither
-            text nor calls. "more": a call. It continues any assistant message.
+        before: the kind of the next item, "content" for a text or "more" for a call. A text continues a message only if
+            the message has neither text nor calls. A call continues any assistant message.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":

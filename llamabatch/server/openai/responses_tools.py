@@ -112,8 +112,8 @@ def _one_text(where: str, form: object) -> Json:
 
 
 def repeated_tools(tools: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Returns the tools of a request for its response, without ignored tools. A function gets all fields, even if the
-    request left some out, because clients that check types expect all fields."""
+    """Returns the tools of a request, as the response repeats them, without ignored tools. A function gets all fields,
+    even if the request left some out, because clients that check types expect all fields."""
     return [_repeated(tool) for tool in tools if tool["type"] in (*_OWN, NAMESPACE)]
 
 
@@ -127,6 +127,6 @@ def _repeated(tool: Mapping[str, Any]) -> Json:
 
 
 def known(given: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """Returns only the entries with these names. A stream sends the result several times, and other entries may be
-    large."""
+    """Returns the entries of `given` with these names, without other entries, which may be large. A stream sends the
+    result several times."""
     return {name: given[name] for name in names if name in given}

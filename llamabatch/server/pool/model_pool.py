@@ -229,7 +229,7 @@ class ModelPool:
             loads: replaces the pool's autoload; None: the pool's autoload applies.
             looks: True: the block only reads, so the idle time of the model does not start again.
             holds: True: the model is not unloaded before the end of the block. False: the model may be unloaded
-                earlier, because such a request may last as long as a page is open.
+                earlier. Requests that may last as long as a page is open need False.
             keep_s: the model sleeps after this many seconds without a request, counted from the end of the block;
                 math.inf: never; None: the options decide. No effect with `looks`, or without `holds`.
 
@@ -331,7 +331,7 @@ class ModelPool:
         return [model for model in self.models if model.state == "loaded"]
 
     async def _wait_for(self, model: PooledModel) -> None:
-        """Waits until the model is loaded. By then, this request is counted as one of its users."""
+        """Waits until the model is loaded. This request is then already counted as a user of the model."""
         entered = asyncio.get_running_loop().create_future()
         wait = self._waiting.setdefault(model, _Wait())
         wait.entered.append(entered)
@@ -406,7 +406,8 @@ class ModelPool:
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
         """Returns the loaded models that must be unloaded to make room for this model. Idle models go first, then
-        models in `before`, then other busy models. In each group, the least recently used model goes first."""
+        busy models in `before`, which accept no new requests, then other busy models. In each group, the least recently
+        used model goes first."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):

@@ -296,7 +296,7 @@ def _has_route(app: Any, scope: Scope) -> bool:
 
 
 def _props(pool: ModelPool) -> App:
-    """Returns the response of /props if the request names no model. The fields are those of llama-server's router."""
+    """Returns the response of /props to a request without a model. The fields are those of llama-server's router."""
     return JSONResponse(
         {
             "role": "router",

@@ -263,7 +263,7 @@ class Body:
         return self._values.pop(name, None)
 
     def put(self, name: str, value: Any) -> None:
-        """Sets the value of a field; None: removes it."""
+        """Sets the value of a field, or removes the field if the value is None."""
         self._values.pop(name, None)
         if value is not None:
             self._values[name] = value

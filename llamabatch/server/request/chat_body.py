@@ -354,7 +354,7 @@ def _usual(rules: Rules) -> dict[str, Any]:
     """Returns default values of variables that some templates read.
 
     The dates have llama-server's formats and replace fixed dates in templates. Some templates append the variable
-    `functions` to a text. Its default is an empty text, because a message already describes the tools.
+    `functions` to a text. The default of `functions` is an empty text, because a message already describes the tools.
     """
     now = datetime.datetime.now()
     found: dict[str, Any] = {

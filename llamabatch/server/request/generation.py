@@ -232,7 +232,8 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
 
 
 def _each_once(values: Json) -> Json:
-    """Returns `values` without repeats. Clients send the same limit as max_tokens and as max_completion_tokens."""
+    """Returns `values` without repeats, because clients send the same limit both as max_tokens and as
+    max_completion_tokens."""
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -339,8 +340,9 @@ def _take_samplers(body: Body) -> None:
 
 
 def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
-    """Removes the entries for texts from logit_bias and returns these entries. Replaces the bias `false`, a ban, by a
-    number.
+    """Removes the entries whose key is a text from logit_bias, and returns them.
+
+    Replaces the bias `false`, which bans a token, by a number.
 
     llama-server accepts both texts and bans in bodies.
     """

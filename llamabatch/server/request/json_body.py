@@ -15,7 +15,7 @@ from llamabatch.server.request.body import Json
 from llamabatch.utils.checks import show
 
 SCOPE_BODY = "llamabatch.body"  # key of an ASGI scope; the value is the JSON object of a body that was already read
-MAX_DEPTH = 128  # limit of nested lists and objects; Python's recursion limit, near 1,000, is for all code on the stack
+MAX_DEPTH = 128  # limit of nested lists and objects; all code on the stack shares Python's recursion limit of 1,000
 MAX_DIGITS = 40  # limit of digits in a whole number; the time to read a number grows with the square of its digits
 MAX_SIZE = 2**20  # limit of values in a body; lists, objects and named values count as several values each
 

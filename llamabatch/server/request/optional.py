@@ -19,7 +19,7 @@ _FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
 
 
 def _allows(advice: str, *usual: object) -> Field:
-    """Returns a field without effect. A header names the field, unless its value is one of `usual`."""
+    """Returns a field without effect. A header names the field if its value is not one of `usual`."""
     return Field({}, f"without effect: {advice}", usual, advice, optional=True)
 
 
@@ -118,7 +118,7 @@ def without_service_line(given: Body, text: str) -> str:
 
 
 def behind(answers: Iterable[int]) -> int:
-    """Returns the index after the last answer of a history. The caller's question begins there.
+    """Returns the index after the last answer of a history. The caller's question begins at this index.
 
     Args:
         answers: indexes of the model's answers, in any order.

@@ -101,8 +101,8 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Returns prompts from as_prompts, cut to `longest` tokens with cut_ids. If `longest` is None, nothing is cut.
-    Prompts with media are never cut."""
+    """Takes prompts from as_prompts, and returns them with at most `longest` tokens each, cut by cut_ids. If `longest`
+    is None, nothing is cut. Prompts with media are never cut."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
@@ -125,8 +125,8 @@ async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutp
     deadline in the engine.
 
     Raises:
-        ApiError: a text failed. 504: the texts took longer than the header X-Request-Timeout allows. Also the errors of
-            Serving.submit.
+        ApiError: a text failed, or the texts took longer than the header X-Request-Timeout allows (504). The errors of
+            Serving.submit are raised as well.
     """
 
     if body.longest is not None:

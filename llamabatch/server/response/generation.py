@@ -49,7 +49,7 @@ async def respond(
         stream: makes the streamed response. Takes the arguments of EventStream.
 
     Raises:
-        ApiError: a request failed. Also the errors of Serving.submit.
+        ApiError: a request failed. The errors of Serving.submit are raised as well.
     """
     adapters = adapter_ids(serving)
     make = prepare or partial(body.submission, loaded=adapters)

@@ -29,7 +29,8 @@ class AdapterFiles:
         self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """Returns an adapter's path within the folder of adapters, the name of a file elsewhere, or "" if unknown."""
+        """Returns an adapter's path within the folder of adapters. If the file is in another folder, returns only its
+        name. Returns "" for an unknown adapter."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents

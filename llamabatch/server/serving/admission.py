@@ -1,8 +1,8 @@
 """Estimates how long a new request would wait, for Retry-After and for deadlines that would pass in the queue.
 
 The engine is not queried. The FrontClient reports requests that enter and end, and a simulation of the slots says which
-of these requests run. Estimates are too short rather than too long, so that a request is admitted if it might succeed.
-Pure Python.
+of these requests run. An estimate is too short rather than too long, so that a request is admitted if it might
+succeed. Pure Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EndRate:
         self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the previous entry, continuations)
         self._busy_s = 0.0
         self._ended = 0
-        self._open_s = 0.0  # busy seconds since the last end
+        self._open_s = 0.0  # busy seconds since a continuation last ended
 
     def passed(self, seconds: float) -> None:
         """Adds seconds of busy time."""
@@ -174,8 +174,8 @@ class Admission:
         self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may contain requests that have ended
         self._n_running = 0  # continuations that have slots
         self._n_entered = 0
-        self._last_s: float | None = None  # the latest `now` of a caller
-        self._promised_s = 0.0  # the latest time that retry_after_s has returned to a caller
+        self._last_s: float | None = None  # the latest `now` that a caller has passed
+        self._promised_s = 0.0  # the latest time at which a refused caller was told to try again
 
     @property
     def n_in_flight(self) -> int:
@@ -218,8 +218,8 @@ class Admission:
     def retry_after_s(self, n: int, now: float) -> int:
         """Returns the seconds (1 to MAX_RETRY_S) until a caller with `n` continuations should try a full queue again.
 
-        Each free place is promised to only one caller. Callers who were refused together therefore do not come back
-        together. The latest retry is at the time when the present queue would be empty.
+        Each place that becomes free is promised to only one caller. Callers who were refused together therefore do not
+        come back together. No caller is told to come back after the time at which the present queue would be empty.
         """
         with self._lock:
             self._advance(now)
@@ -233,7 +233,8 @@ class Admission:
     def wait_s(self, request: Request, now: float) -> float | None:
         """Returns the seconds until a request would get its first slot; None: too few requests were measured.
 
-        A running request counts if it would keep its slot. A waiting request counts if its tier is equal or better.
+        The estimate includes the running requests that would keep their slots, and the waiting requests of an equal or
+        better tier.
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
@@ -265,7 +266,7 @@ class Admission:
         return free_at[0]
 
     def _gives_way(self, running: Request, new: Request) -> bool:
-        """True if a running request loses its slot to a new one."""
+        """True if a running request loses its slot to a new request."""
         if running.params.background and not new.params.background:
             return True
         return self._preempts and new.tier < running.tier

@@ -38,8 +38,8 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Returns the error with advice: a large enough value of -c for the prompt, and the memory of a slot with this
-    value. If no value is large enough, the advice says so. Returns the error unchanged if its limit is not n_ctx."""
+    """Returns the error with advice: a value of -c that suffices for the prompt, and the memory of a slot with this
+    value. If no value suffices, the advice says so. Returns the error unchanged if its limit is not n_ctx."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx

@@ -21,9 +21,10 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.http.errors import log_error
 
 _LOOK_S = 1.0
-# Seconds of pause after _drain, for each stream that _drain served. Outputs that come during the pause are sent
-# together, because a stream costs the same for one token as for many. First and last outputs do not wait for the end of
-# the pause. If steps take longer than the pause, no output waits.
+# After _drain there is a pause. It lasts this many seconds for each stream that _drain served, and at most
+# _MOST_REST_S. Outputs that come during the pause are sent together, because a stream costs the same for one token as
+# for many. First and last outputs do not wait for the end of the pause. If steps take longer than the pause, no output
+# waits.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
 _COMPACT_FROM = 64  # number of outputs that may wait for a slow reader; more outputs are joined
@@ -232,7 +233,8 @@ class RequestStream:
             reader.set_result(None)
 
     def _count(self, output: SequenceOutput, spend: Callable[[int], None]) -> None:
-        """Calls `spend` with the number of new tokens. At the last output, these are all uncounted tokens."""
+        """Calls `spend` with the number of new tokens; at the last output, with the number of all tokens that are not
+        counted yet."""
         name, n_tokens = output.request_id, len(output.token_ids)
         if output.finished is None:
             self._spent[name] = self._spent.get(name, 0) + n_tokens
@@ -330,8 +332,8 @@ def _n_logprobs(output: RequestOutput) -> int:
 
 
 def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
-    """Splits outputs into two parts at the first failed or aborted request. The last text of this request is in the
-    first part and its end is in the second part, so no text is lost if the end raises an error."""
+    """Splits outputs into two parts at the first failed or aborted request. The first part has the last text of this
+    request. The second part has the end of the request. No text is lost if this end raises an error."""
     for at, output in enumerate(outputs):
         finished = output.finished
         if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):

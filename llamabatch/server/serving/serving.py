@@ -404,7 +404,8 @@ class Serving:
             media: True if a prompt has media. Half of the threads may decode media; the other half stays free for text.
 
         Raises:
-            ApiError: the model is not available (503). Also QueueFull, EngineClosedError, and the errors of `prepare`.
+            ApiError: the model is not available (503). QueueFull, EngineClosedError and the errors of `prepare` are
+                raised as well.
         """
         self.check_ready()
         check_size(n_prompts * n, self.admission.n_slots, self.config.max_queue)

@@ -29,7 +29,7 @@ class SlotFiles:
 
     The scheduler gives a request any free slot, so an id_slot is only a label for a text. `save` writes the prompt and
     the answer of the last request with this id_slot. `restore` loads a file. All later requests that begin with the
-    file's tokens can use it, whatever their id_slot.
+    file's tokens can use the file, whatever their id_slot.
     """
 
     def __init__(self, serving: Serving, folder: str) -> None:
@@ -89,7 +89,7 @@ class SlotFiles:
         raise ApiError(503, CROWDED, headers=retry_after(1))
 
     def _save(self, token_ids: list[int], path: Path) -> int | None:
-        """Returns the bytes of the written file; None: no slot has exactly these tokens."""
+        """Returns the size of the written file in bytes; None: no slot has exactly these tokens."""
         self._make_room()
         if not self._serving.client.call("save_prefix", token_ids, str(path)):
             return None
@@ -99,8 +99,8 @@ class SlotFiles:
         return 0
 
     async def restore(self, number: int, name: object) -> tuple[int, int]:
-        """Loads a file for a number, and frees the file that was loaded for the number before. Returns the sizes of the
-        file in tokens and in bytes. Raises InputError if the file is missing, damaged, or from another model."""
+        """Loads a file for a number, and frees the file that was loaded earlier for this number. Returns the sizes of
+        the file in tokens and in bytes. Raises InputError if the file is missing, damaged, or from another model."""
         return await self._serving.on_thread(partial(self._restore, number, self._path(name)))
 
     def _restore(self, number: int, path: Path) -> tuple[int, int]:
@@ -114,8 +114,8 @@ class SlotFiles:
         return n_tokens, 0
 
     async def erase(self, number: int) -> int:
-        """Frees the file that was loaded for a number, and forgets the number's text. Returns the number of tokens in
-        the text."""
+        """Forgets the text of the slot `number`, and frees the file that was loaded for this slot. Returns how many
+        tokens the text had."""
         n_tokens = len(self._texts.pop(number, ()))
         await self._serving.on_thread(partial(self._erase, number))
         return n_tokens

@@ -81,7 +81,7 @@ class RerankBody(PooledBody):
     Attributes:
         query: one query for all documents, or a query for each document.
         documents: the texts to rank.
-        given: the documents in the form of the body, for the response.
+        given: the documents as the body contains them, for the response.
         top_n: number of results; None: all.
         return_documents: each result has its document.
         use_activation: True: scores are from 0 to 1. False: scores are the raw outputs of the model's head.

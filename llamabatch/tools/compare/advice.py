@@ -128,7 +128,8 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """Returns a remark on the memory of "multi-instance" and of the fastest other strategy; "" for another `pick`."""
+    """Returns a remark that compares the memory of "multi-instance" with the memory of the fastest other strategy; ""
+    if `pick` is not "multi-instance"."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""

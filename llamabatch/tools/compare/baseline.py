@@ -106,7 +106,7 @@ class Loop:
         return choice["text"], FinishReason(choice["finish_reason"])
 
     def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Yields the tokens of Llama.generate, and records them and their times. Replaces Llama.generate."""
+        """Takes the place of Llama.generate: yields the tokens of the original, and records them and their times."""
         for token in self._generate(*args, **kwargs):
             self._times.append(time.perf_counter())
             self._tokens.append(int(token))

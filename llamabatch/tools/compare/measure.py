@@ -35,7 +35,7 @@ class Measurement:
         outputs: one output per prompt, in the order of the prompts.
         wall_s: seconds from the submission to the last output.
         peak_memory_bytes: sum of the processes' peaks of resident memory; None where the system does not report them.
-        stats: counts of the engines, without the warm-up.
+        stats: what the engines counted (requests, tokens, steps), without the warm-up.
         plan: the plan of the engines.
     """
 
@@ -86,8 +86,8 @@ def slots_of(plan: Plan) -> int:
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
-    """Returns the counts of the engines. Raises EngineError, with the first error of `outputs`, if an engine has
-    ended."""
+    """Returns what the engines have counted. Raises EngineError if an engine has ended. The error has the text of the
+    first error of `outputs`, if there is one."""
     try:
         return client.stats()
     except EngineClosedError as error:

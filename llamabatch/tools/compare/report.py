@@ -112,8 +112,12 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created` is the time in UTC (ISO 8601), `others` the CPU use of other processes during the
-    comparison."""
+    """A whole comparison.
+
+    Attributes:
+        created: the time in UTC (ISO 8601).
+        others: the CPU use of other processes during the comparison.
+    """
 
     created: str
     machine: MachineFacts

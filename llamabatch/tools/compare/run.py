@@ -39,7 +39,7 @@ class Progress(Protocol):
         """Counts one more request of the current row as done."""
 
     def end(self, wall_s: float | None, error: str | None) -> None:
-        """Ends the row with the seconds of its requests, or with its error."""
+        """Ends the row. `wall_s`: the seconds that its requests took; `error`: its error."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
     """Returns changes in the order of _ways. Each change alone makes the plan fit. If the plan fits already
-    (`fitting`), each change makes room for more slots."""
+    (`fitting`), each change makes room for more slots. In this case the first change may be a number of slots that
+    takes more than half of the free memory."""
     found = []
     if fitting:
         before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))

@@ -37,7 +37,7 @@ def _slots(ax: Any, report: Report) -> None:
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
-    named: list[tuple[int, float]] = []  # ends of lines with a label
+    named: list[tuple[int, float]] = []  # the ends of those lines that have a label
     for position, row in sorted(enumerate(rows), key=lambda pair: pair[1].n_ctx != report.requested.config.n_ctx):
         requested = row.n_ctx == report.requested.config.n_ctx
         colour = OURS if requested else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))

@@ -85,7 +85,8 @@ class Report:
         requested: the plan of the options as given, whether they fit or not.
         total_bytes: memory of all engines of `requested`, without llamabatch's own process.
         rows: one row per context length, the shortest first.
-        instances: number of such engines that fit as child processes; at most one for each core.
+        instances: number of engines with the options of `requested` that fit as child processes in half of the free
+            memory; at most one for each core.
         strategy: the recommended strategy.
         because: the reason for this strategy.
         changes: changes that make the options fit, or that make room for more slots.

@@ -106,9 +106,9 @@ def answer(question: Question) -> Report:
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         requested = resolve(least, facts, roomy, profile)
     facts = facts.on(machine, requested.config.extra_bufts)
-    # The rows of the report show how many slots fit, so all slots exist from the start. The strategy "auto" becomes
-    # "batched", because it may have chosen "sequential". cache_ram="auto" becomes 0, because it takes only spare
-    # memory.
+    # The options for counting the slots that fit. All slots get their memory at the start. strategy="auto" becomes
+    # "batched", because "auto" may have chosen "sequential", which has one slot. cache_ram="auto" becomes 0, because
+    # "auto" takes only spare memory.
     many = replace(requested.config, start_slots=MAX_SLOTS)
     if config.cache_ram == "auto":
         many = replace(many, cache_ram=0)

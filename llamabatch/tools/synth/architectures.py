@@ -10,8 +10,8 @@ import numpy as np
 
 from llamabatch.tools.synth.shapes import ATTENTION, FEED_FORWARD, RECURRENT, Shape, State
 
-# A factor on the embeddings and the output matrix. It spreads the logits about as in a trained model, so that sampling
-# is realistic.
+# A factor on the embeddings and the output matrix. It makes the logits differ from one another as much as in a trained
+# model, so that sampling is realistic.
 _GAIN = 3.0
 _PLAIN = ("llama", "qwen2")  # architectures that need no metadata besides what file.py writes for all
 
@@ -91,8 +91,8 @@ def feed_forward_length(shape: Shape) -> int | list[int]:
 
 def weights_of(shape: Shape) -> Iterator[Weights]:
     """Yields the tensors, in the order of llama.cpp's own converter."""
-    # Some graphs multiply the embeddings or divide the logits by a constant. As in a trained model, the weights
-    # compensate for this.
+    # For some architectures, llama.cpp multiplies the embeddings or divides the logits by a constant. As in a trained
+    # model, the weights compensate for this.
     scale = shape.n_embd**0.5 if shape.arch == "gemma3" else shape.embedding_scale or 1.0
     if not shape.tied:
         yield _matrix("output", shape.n_vocab, shape.n_embd, gain=_GAIN)
@@ -212,7 +212,7 @@ def _decays(state: State) -> Any:
 
 
 def _steps(state: State) -> Any:
-    """Returns biases for time steps of 0.001 to 0.1 (after softplus), as at the start of a training."""
+    """Returns the biases that softplus turns into time steps of 0.001 to 0.1, as at the start of a training."""
     return np.log(np.expm1(np.geomspace(0.001, 0.1, state.heads))).astype(np.float32)
 
 

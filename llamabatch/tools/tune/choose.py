@@ -27,7 +27,7 @@ class Choice:
     Attributes:
         default: label of the candidate that is chosen by the rules, without measurements.
         chosen: label of the chosen candidate.
-        gains: for each label the median, over the rounds, of speed divided by the default's speed; None: not measured.
+        gains: for each label the median of the rounds' gains (see `choose`); None: not measured.
         noise: for each label the median distance of a round's gain from the median gain.
         rounds: for each label the figures of each round.
     """
@@ -135,8 +135,8 @@ def gap_of(stair: Stair, prompt_ms: float) -> Gap:
 
 
 def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
-    """Returns the number of slots for a latency limit. Raises ConfigError if each number of slots exceeds the limit.
-    The message names the lowest possible latency."""
+    """Returns the number of slots for a latency limit. Raises ConfigError if no number of slots keeps the limit. The
+    message names the lowest possible latency."""
     stairs = sorted(stairs, key=lambda stair: stair.rows)
     gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
     within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]

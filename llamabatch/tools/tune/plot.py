@@ -15,7 +15,7 @@ _ROOM_FOR_TEXT = 0.2  # if a bar is shorter than this share of the width, its fi
 
 
 def figure(report: Report) -> Figure:
-    """Draws tokens/s above step times on the left, and the gain on the right."""
+    """Draws three panels: tokens/s at the top left, step times below them, and the gain on the right."""
     fig = titled(f"{report.profile.model}: tuned on {report.machine.summary}", 14, 7, wspace=0.04)
     halves: Any = fig.subfigures(1, 2, width_ratios=[1.25, 1])
     upper, lower = halves[0].subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.3, 1]})

@@ -143,7 +143,8 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # both or neither: the rule for n_threads_batch uses n_threads
+    # The profile has both numbers of threads or neither, because the rule for n_threads_batch uses n_threads.
+    threads = differs("n_threads", "n_threads_batch")
     flash = differs("flash_attn") and chosen.type_v == rule.type_v  # with another V type, the type decides flash_attn
     return Profile(
         key=profile_store.key_of(

@@ -205,8 +205,8 @@ def _kv_label(setting: Setting) -> str:
 
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
-    """Returns settings with the current number of threads, 1, half the cores, all cores, and twice the cores if the
-    process may use that many."""
+    """Returns settings with different numbers of threads: the current number, 1, half the cores, all cores, and twice
+    the cores if the process may use that many."""
     logical = affinity()
     counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
     return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
@@ -218,7 +218,8 @@ def _spins(setting: Setting) -> dict[str, Setting]:
 
 
 def _ubatches(setting: Setting, n_batch: int, longest_prompt: int) -> dict[str, Setting]:
-    """Returns settings with the current n_ubatch, and with sizes that a prompt of this length can fill."""
+    """Returns settings with different values of n_ubatch: the current value, and values that a prompt of
+    `longest_prompt` tokens can fill."""
     most = min(n_batch, longest_prompt, MAX_BATCH)
     counts = dict.fromkeys((setting.n_ubatch, *(count for count in _UBATCHES if count <= most)))
     return {str(count): replace(setting, n_ubatch=count) for count in counts}
