@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     default=None,
     help="Backend beside the CPU.  [default: auto: metal or cuda where available, else cpu]",
 )
-@click.option("--portable", is_flag=True, help="For any CPU of this kind with AVX2 or NEON, not only for this one.")
+@click.option(
+    "--portable", is_flag=True, help="Build for any x86 CPU with AVX2, or Arm CPU with NEON, not only this one."
+)
 @click.option("--list", "list_kept", is_flag=True, help="List the builds that are kept.")
 @click.option("--remove", metavar="KEY", help="Remove the build with this key, or beginning of a key.")
 def build(backend: str | None, portable: bool, list_kept: bool, remove: str | None) -> None:
     """Build llama.cpp with the patches of llamabatch, from its source on PyPI; later starts use it.
 
     This needs a C++ compiler, 1 GB of disk meanwhile (3 for GPUs) and some minutes, once: the build is kept in the
-    cache. Without a compiler, `pip install llamabatch-llama` brings one that was built before.
+    cache. Without a compiler, `pip install llamabatch-llama` brings a build that is ready.
     """
     interrupts.careful()
     if (list_kept or remove is not None) and (backend is not None or portable or (list_kept and remove is not None)):

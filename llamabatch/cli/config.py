@@ -40,9 +40,9 @@ class _Variable:
 def config(path_only: bool, as_json: bool) -> None:
     """Show the defaults that you have given to options, and where each comes from.
 
-    A flag goes before the environment, and the environment before the file. LLAMABATCH_MODEL holds for all commands,
-    LLAMABATCH_N_SLOTS and the other options of the engine hold for run and serve. The file is TOML: keys are names of
-    options for all commands that have them, or for one command in a section such as [run].
+    A flag overrides the environment, which overrides the file. LLAMABATCH_MODEL holds for all commands, variables of
+    engine options such as LLAMABATCH_N_SLOTS hold for run and serve. The file is TOML: keys are names of options for
+    all commands that have them, or for one command in a section such as [run].
     """
     path = config_path()
     if path_only:

@@ -33,7 +33,7 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of Lla
 
 @click.command(cls=GroupedCommand)
 @model_option
-@click.option("--tasks", type=Texts(), required=True, help="Names of tasks, groups or tags, YAML files, or a folder.")
+@click.option("--tasks", type=Texts(), required=True, help="Tasks, groups, tags or YAML files, as a,b; or a folder.")
 @click.option("--include-path", "--include_path", type=File(), help="A folder with tasks of your own.")
 @click.option("-f", "--num-fewshot", "--num_fewshot", type=int, help="Examples in front of each question.")
 @click.option("-L", "--limit", type=float, help="Number of questions of each task; below 1: this share of them.")
@@ -61,8 +61,8 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of Lla
 def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: Any) -> None:
     """Run tasks of lm_eval (EleutherAI's lm-evaluation-harness) on a model. Needs llamabatch[lm-eval].
 
-    Options named as in lm_eval, with dashes or underscores, are passed on to it. The engine gets the requests of all
-    tasks in one call for each kind of request.
+    Options named as in lm_eval, with dashes or underscores, are passed on to it. Requests of one kind, of all tasks,
+    are batched together.
     """
     from llamabatch.integrations.lm_eval import SEED, LlamaBatchLM  # imported late: lm_eval takes seconds to import
 

@@ -43,13 +43,13 @@ from llamabatch.utils.paths import AUTO
     "--image",
     "images",
     multiple=True,
-    help="With --chat: a picture before the prompt; may be given again.",
+    help="With --chat: a picture before the prompt, a path; may be given again.",
 )
 @click.option(
     "--audio",
     "sounds",
     multiple=True,
-    help="With --chat: a sound before the prompt; may be given again.",
+    help="With --chat: a sound before the prompt, a path; may be given again.",
 )
 @sampling_options
 @form_options

@@ -46,7 +46,7 @@ model_option = click.option(
     show_default=True,
     callback=lambda ctx, param, value: value if ctx.resilient_parsing else local(value),
     help="Path of a .gguf file, 'tiny' for the bundled model, owner/repo:Q4_K_M on Hugging Face's hub, or the https "
-    f"address of a file; else {MODEL_VARIABLE}.",
+    f"address of a file; not given: {MODEL_VARIABLE}.",
 )
 
 json_option = click.option(

@@ -22,19 +22,25 @@ _PLOT = "llamabatch.tools.plan.plot"
 
 @click.command(cls=GroupedCommand)
 @model_option
-@click.option("--slots", "--n-slots", "slots", type=AutoInt(), help="Requests at once; by default as many as fit.")
+@click.option(
+    "--slots", "--n-slots", "slots", type=AutoInt(), help="Requests computed at once; by default as many as fit."
+)
 @click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
 @click.option(
     "-n", "--max-tokens", type=int, default=256, show_default=True, help="With --prompts: tokens to generate."
 )
 @click.option("--memory", help="Free memory to plan for, such as 8G; by default the free memory here.")
-@click.option("--load", type=int, help="Requests that come at once; by default the number of --prompts.")
-@click.option("--latency", type=float, help="Milliseconds that the p95 of the time between two tokens may take.")
+@click.option(
+    "--load",
+    type=int,
+    help="Requests that arrive at once; by default the number of --prompts.",
+)
+@click.option("--latency", type=float, help="Limit of the time between two tokens (p95), milliseconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--kubernetes",
     is_flag=True,
-    help="Print a patch of kustomize: model, memory, CPUs and options of a container; YAML, with --json JSON.",
+    help="Print a kustomize patch: model, memory, CPUs and options of a container. YAML; with --json: JSON.",
 )
 @plot_option
 @engine_options(exclude=("n_slots",))
@@ -42,7 +48,7 @@ def plan(
     model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, kubernetes: bool,
     plot_file: Path | None, engine: dict[str, Any], **others: Any,
 ) -> None:  # fmt: skip
-    """Show what fits in memory: slots, context, engines, the strategy that suits, and what to change. Loads no model.
+    """Show what fits in memory: slots, context, number of engines, the best strategy, what to change. Loads no model.
 
     Exit code 1 if the plan asked for does not fit.
     """

@@ -42,25 +42,25 @@ from llamabatch.utils.paths import AUTO
 @click.argument("inputs", nargs=-1, metavar="IN...")
 @click.argument("output", metavar="OUT", default="")
 @model_option
-@click.option("--prompt", help="The prompt of a row, a template of jinja2: 'Translate: {{ text }}'.")
+@click.option("--prompt", help="Jinja2 template of each prompt, over the columns: 'Translate: {{ text }}'.")
 @click.option("--template", help="The same in the older notation, 'Translate: {text}', too.  [default: {prompt}]")
-@click.option("--chat", is_flag=True, help="These prompts are a user's messages, for the chat template.")
+@click.option("--chat", is_flag=True, help="Treat each prompt as a user's message, through the chat template.")
 @click.option("--system", help="With --chat: a system message in front; may be a template, too.")
 @chat_template_option
-@click.option("--embed", is_flag=True, help="These prompts are texts to embed.")
+@click.option("--embed", is_flag=True, help="Embed each prompt; generate nothing.")
 @click.option(
     "--image-column", "image_columns", type=Columns(), metavar="NAMES",
-    help="Columns with a picture (a path, beside IN, or its bytes) before the text of a chat.",
+    help="Columns with pictures, placed before the text of a chat: bytes, or paths from the folder of IN.",
 )  # fmt: skip
 @click.option(
     "--audio-column", "audio_columns", type=Columns(), metavar="NAMES", help="The same for sounds.",
 )  # fmt: skip
-@click.option("--id-column", help="The column of the ids; '': numbers.  [default: id or custom_id, else numbers]")
+@click.option("--id-column", help="Column of the ids; '' numbers the rows.  [default: id or custom_id, else numbers]")
 @click.option(
     "--params-from", type=Columns(), metavar="NAMES",
     help="With a template: columns that are parameters of their row, as 'max_tokens,seed'; all others are data.",
 )  # fmt: skip
-@click.option("--keep", type=Columns(), help="Columns of IN that OUT gets too, as 'name,label'; all: all of them.")
+@click.option("--keep", type=Columns(), help="Columns of IN to copy to OUT, as 'name,label'; all: every column.")
 @click.option("--answer", default="text", show_default=True, help="The column of OUT that holds the generated text.")
 @click.option("--parse", is_flag=True, help="With --json-schema: its fields are columns of OUT, too.")
 @sampling_options
@@ -104,11 +104,13 @@ def run(
     chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...],
     address: str | None, shards: int | None, **given: Any,
 ) -> None:  # fmt: skip
-    """Run the rows of IN, several files, globs or '-', and write the result of each to OUT, a file or '-'.
+    """Run each row of IN (files, globs or '-') and write one result a row to OUT (a file or '-').
 
-    The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done, 1 some of them are
-    errors, 2 usage, 3 the engine, a missing package or the disk, 130 interrupted (143 by SIGTERM, 129 when the
-    terminal closed), 141 the reader of stdout has left.
+    IN has prompts as JSONL, CSV, TSV, plain text, Parquet or Excel; OUT is JSONL, CSV, TSV or Parquet.
+
+    The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done; 1 some rows are
+    errors; 2 wrong usage; 3 a failure of the engine or the disk, or a missing package; 130 interrupted (143 by SIGTERM,
+    129 when the terminal closed); 141 the reader of stdout has left.
     """
     if not inputs:
         missing, name = ("OUT is", shlex.quote(output)) if output else ("IN and OUT are", "prompts.csv")
@@ -122,7 +124,9 @@ def run(
     if (address is None) != (shards is None):
         raise click.UsageError("--ray and --shards go together: --ray auto --shards 4")
     if address is not None and plot_file is not None:
-        raise click.UsageError("--plot draws the run of one engine; leave it out with --ray, --json has the figures")
+        raise click.UsageError(
+            "--plot draws the run of one engine, so it does not work with --ray; --json has the figures"
+        )
     check_targets(json_file, plot_file)
     task: Task = "chat" if chat else "embedding" if embed else "completion"
     settings = _settings(inputs, output, task, sampling, loras, given)

@@ -189,7 +189,7 @@ def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
     envvar=MODEL_VARIABLE,
     show_default=True,
     help="Path of a .gguf file, 'tiny' for the bundled model, owner/repo:Q4_K_M on Hugging Face's hub, or the https "
-    f"address of a file; else {MODEL_VARIABLE}. NAME=PATH, several times: several models, which requests name.",
+    f"address of a file; not given: {MODEL_VARIABLE}. Several models: -m NAME=PATH for each; requests choose by NAME.",
 )
 @click.option(
     "--models-dir",
@@ -249,7 +249,7 @@ def serve(
     docs/serve_flags.md lists them. Each option here has a variable LLAMABATCH_…, too: LLAMABATCH_PORT. The options of
     Sampling are defaults for requests that do not set them.
 
-    Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
+    Exit code 1 if the engine does not fit in memory; the memory it needs is shown before anything is loaded.
     """
     context = click.get_current_context()
     if _MODEL in context.meta:  # _of_one has invoked this command only to read the options of one model
@@ -381,7 +381,9 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
     trained = read_facts(changed, resolve(model)).n_ctx_train
     slots, kv = engine.get("n_slots"), engine.get("kv", "auto")
     if total < 0:
-        raise click.UsageError(f"--ctx-size is {total}; give 0, as many as the model was trained for, or more")
+        raise click.UsageError(
+            f"--ctx-size is {total}; give 0 for the length that the model was trained for, or a larger number"
+        )
     if total == 0:
         return {"n_ctx": trained}
     each = total // slots if isinstance(slots, int) and kv != "unified" else total

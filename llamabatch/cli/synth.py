@@ -27,7 +27,7 @@ from llamabatch.utils.paths import shown
 @click.option(
     "--encoder",
     type=click.Choice(sorted(PROJECTORS), case_sensitive=False),
-    help="Also write mmproj-OUT beside OUT: an encoder of pictures or sounds.",
+    help="Also write mmproj-OUT, an encoder of pictures (ultravox: of sounds).",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same file.")
 def synth(shape: str, out: Path, quant: str, encoder: str | None, seed: int) -> None:

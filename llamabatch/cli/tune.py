@@ -42,7 +42,7 @@ _GIVEN = (
 @click.option(
     "--p95-inter-token-ms",
     type=float,
-    help="Also find and keep the number of slots for which the p95 of the time between two tokens is at most this.",
+    help="Also choose a number of slots with which 95 % of the gaps between tokens are within so many ms.",
 )
 @click.option("--beside-load", is_flag=True, help="Keep the profile even if other processes computed meanwhile.")
 @engine_options(exclude=tuple(field.name for field in fields(EngineConfig) if field.name not in _GIVEN))
@@ -59,8 +59,8 @@ def tune(
 ) -> None:
     """Measure the fastest settings of a model on this machine, and keep them: engines use them from then on.
 
-    A setting replaces the rule's only if it is faster by more than the noise. Exit code 1 if the profile is not kept,
-    since other processes used the CPU meanwhile.
+    A setting replaces the one that auto chooses only if it is faster by more than the noise. Exit code 1 if the profile
+    is not kept, because other processes used the CPU meanwhile.
     """
     interrupts.careful()
     if quick and seconds is not None:

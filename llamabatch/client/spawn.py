@@ -88,7 +88,9 @@ class Child:
         try:
             interpreter()
         except OSError as error:
-            raise SetupError(f"isolate=True and several engines run in child processes: {error}") from error
+            raise SetupError(
+                f"no child process can be started, as isolate=True and several engines need it: {error}"
+            ) from error
         self._process, ours = start_program(program, os.environ | for_children() | environment)
         try:
             self.pid = self._process.pid

@@ -88,8 +88,8 @@ class EngineConfig:
     )
     n_ctx: int | Auto | Fit = _option(
         "auto",
-        "tokens that one request may use, prompt and output; auto: min(trained, 4096); fit, serve's default: up to "
-        "32768, as far as 4 slots fit, or 16 on GPUs",
+        "tokens of one request, prompt and output; auto: the model's limit, at most 4096; fit (serve): more, up to "
+        "32768, if 4 slots fit (GPUs: 16)",
     )
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
     n_ubatch: int | Auto = _option("auto", "tokens in one pass over the weights at most; auto: 512, or n_batch if less")
@@ -99,8 +99,10 @@ class EngineConfig:
     prefill_share: float = _option(
         0.5, "part of the time, 0.05 to 1, that prompts have while others stream their tokens; 1: all they want"
     )
-    n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
-    n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
+    n_threads: int | Auto = _option("auto", "threads for one sequence alone; auto: the cores, 1 for models below 64 MB")
+    n_threads_batch: int | Auto = _option(
+        "auto", "threads for prompts and several sequences; auto: n_threads if given, else the cores"
+    )
     instances: int | Auto = _option(
         "auto", "engines: child processes of multi-instance, else in this process and with shared weights"
     )
@@ -116,9 +118,9 @@ class EngineConfig:
     )
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
     override_tensor: tuple[tuple[str, str], ...] = _option(
-        (), "put tensors on CPU or a device by patterns of their names, as exps=CPU; the first match counts"
+        (), "device of tensors whose names match a regular expression, as exps=CPU,attn=CUDA0; the first match counts"
     )
-    n_cpu_moe: int = _option(0, "first layers with a mixture of experts that keep the experts in main memory")
+    n_cpu_moe: int = _option(0, "number of layers, from the first, whose experts stay in main memory")
     cpu_moe: bool = _option(False, "keep the experts of all layers in main memory")
     offload_kqv: bool = _option(True, "keep the KV cache, and compute attention, on the GPUs of the layers")
     op_offload: bool = _option(True, "compute large batches of layers in main memory on a GPU")
@@ -137,7 +139,7 @@ class EngineConfig:
     swa_full: bool = _option(True, "keep all cells of layers with a sliding window; False: those of the window alone")
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
-    type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
+    type_v: str = _option("f16", "type of the V cache, as for K; a quantised type needs flash attention")
     batch_invariant: bool = _option(
         False, "make sure that a row's logits are the same bits whatever is computed beside it, or refuse to start"
     )
@@ -160,7 +162,7 @@ class EngineConfig:
     cache_disk_mib: int = _option(8192, "MiB of all files in the folder of cache_disk, also those of other models")
     max_queue: int | None = _option(
         None,
-        "requests that may wait for a slot; one more is refused with QueueFull (not given: any number; serve: 2048)",
+        "requests that may wait for a slot; more are refused (not given: any number; serve: 2048)",
     )
     max_wait_ms: int = _option(0, "time that the first request waits for others when the engine is idle, milliseconds")
     preempt: bool = _option(
@@ -169,7 +171,8 @@ class EngineConfig:
     use_mmap: bool = _option(True, "map the file instead of reading it")
     use_mlock: bool = _option(False, "lock the weights in main memory, so that they are never swapped out")
     numa: str | None = _option(
-        None, f"threads on NUMA nodes, for the whole process, by its first model: {', '.join(NUMA)} (not given: off)"
+        None,
+        f"threads on NUMA nodes, as set by the first model of a process: {', '.join(NUMA)} (not given: off)",
     )
     rope_scaling: str | None = _option(
         None, f"scaling of the rotary embedding: {', '.join(ROPE_SCALINGS)} (not given: the file's, as all of these)"
@@ -198,7 +201,7 @@ class EngineConfig:
     )
     draft_model: str | None = _option(None, "model that guesses for speculate=draft, of the same vocabulary")
     mmproj: str | None = _option(
-        None, "file that reads pictures or sounds; auto: the one beside the model or in its repository"
+        None, "file of the encoder for pictures or sounds; auto: a file next to the model or in its repository"
     )
     image_min_tokens: int = _option(0, "tokens of a picture at least, for encoders of any size; 0: as the file says")
     image_max_tokens: int = _option(0, "tokens of a picture at most, for encoders of any size; 0: as the file says")
@@ -211,7 +214,7 @@ class EngineConfig:
     isolate: bool = _option(False, "run llama.cpp in a child process")
     adapters: tuple[tuple[str, str], ...] = _option((), "LoRAs and control vectors to load: names and paths")
     reasoning_format: str = _option(
-        "auto", "thinking in answers of chats: auto: apart from the text, where the model's family is known; or none"
+        "auto", "auto: the thinking of a known model family is kept apart from the answer; none: it stays in the answer"
     )
     reasoning_tags: tuple[str, str] | None = _option(
         None, "texts that begin and end the thinking, as <think>,</think>, in place of those of the model's family"

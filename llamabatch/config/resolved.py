@@ -46,7 +46,8 @@ class ResolvedConfig(EngineConfig):
             if getattr(self, name) == "auto":
                 raise ConfigError(f"{name} is 'auto'; a resolved config holds what was chosen")
         if (self.kv_cells > 0) != (self.kv == "unified"):
-            raise ConfigError(f"kv_cells is {self.kv_cells}; it must be 0 with kv='split', and only then")
+            needed = "at least n_ctx" if self.kv == "unified" else "0"
+            raise ConfigError(f"kv_cells is {self.kv_cells}; with kv={self.kv!r} it must be {needed}")
 
     def _number(self, name: str, low: int, high: int) -> int:
         return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)

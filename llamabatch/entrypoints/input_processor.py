@@ -170,7 +170,9 @@ class InputProcessor:
         alone = _is_prompt(prompts) or is_conversation(prompts)
         given = [prompts] if alone else listed("prompts", prompts)
         if options.given and all_are(given, _is_prompt):
-            raise PromptError(f"{' and '.join(options.given)} change conversations only, and prompts has none")
+            raise PromptError(
+                f"{' and '.join(options.given)} change conversations only, and prompts has none; leave them out"
+            )
         to_ids = partial(self._either_ids, options)
         return self._submission(given, params, adapters, to_ids, alone, errors, options=options)
 

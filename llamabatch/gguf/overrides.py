@@ -61,7 +61,9 @@ def check_kv_overrides(given: object) -> KvOverrides:
         if not key or "\0" in key or len(key.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise ConfigError(f"kv_overrides has the key {show(name)}; give a text of 1 to {MAX_BYTES} bytes")
         if key.startswith("split."):
-            raise ConfigError(f"kv_overrides has the key {key!r}; the parts of a model cannot be changed")
+            raise ConfigError(
+                f"kv_overrides has the key {key!r}; it says how the model is split into files and cannot be changed"
+            )
         if key in values:
             raise ConfigError(f"kv_overrides has the key {key!r} twice")
         values[key] = _checked_value(key, value)

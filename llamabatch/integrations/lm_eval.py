@@ -255,8 +255,8 @@ class LlamaBatchLM(TemplateLM):
         token of the context. Raises PromptError."""
         if len(continuation) >= self.max_length:
             raise PromptError(
-                f"a continuation has {len(continuation):,} tokens; with one token before it, n_ctx allows 1 to "
-                f"{self.max_length - 1:,}: give a larger n_ctx"
+                f"a continuation has {len(continuation):,} tokens; at most {self.max_length - 1:,} fit in n_ctx: "
+                "give a larger n_ctx"
             )
         excess = len(context) + len(continuation) - self.max_length
         if excess <= 0:

@@ -371,7 +371,7 @@ def check_call(path: str, method: str, client: Any, options: ServerOptions) -> N
     if not options.batches and (_is_below(path, "/v1/files") or _is_below(path, "/v1/batches")):
         raise ApiError(
             501,
-            f"{path} is not served here: give serve_app data_dir among server_options, a folder that all nodes share",
+            f"{path} needs a folder that all nodes share: serve_app(..., server_options={{'data_dir': FOLDER}})",
         )
     if options.api_keys or options.no_key:
         return

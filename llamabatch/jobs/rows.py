@@ -174,7 +174,9 @@ class ReadOptions:
     def _check_params_from(self) -> None:
         """Raises ConfigError if a name in params_from is not a parameter of the task."""
         if self.task == "embedding":
-            raise ConfigError(f"params_from is {show(self.params_from)}; nothing is sampled for an embedding")
+            raise ConfigError(
+                f"params_from is {show(self.params_from)}; nothing is sampled for an embedding, so leave it out"
+            )
         known = PARAMETERS | {*CHAT_FIELDS} if self.task == "chat" else PARAMETERS
         for name in self.params_from or ():
             if name not in known:

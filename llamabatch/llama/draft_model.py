@@ -236,7 +236,7 @@ def check_draft(model: Model, target: Model, config: EngineConfig) -> None:
         raise ConfigError(f"{name} cannot guess text: it is {model.cannot_generate}")
     why = model.uncuttable(config)
     if why is not None:
-        raise ConfigError(f"{name} has {why}, so the tokens of wrong guesses cannot be removed")
+        raise ConfigError(f"{name} has {why}, so the tokens of wrong guesses cannot be removed; give another model")
     if abs(model.n_vocab - target.n_vocab) > _MOST_PADDING:
         raise ConfigError(
             f"{name} has a vocabulary of {model.n_vocab} tokens, {target.path.name} one of {target.n_vocab}; "

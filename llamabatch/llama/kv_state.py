@@ -336,7 +336,10 @@ class _Walk:
             number, row_bytes = self._unpack(_TYPE_AND_ROW)
             n_rows += 1
             if number != 0 or n_rows > 2 * n_layer:
-                raise InputError(f"its recurrent state has {n_rows} rows, and one of type {number}; it must be F32")
+                raise InputError(
+                    f"its recurrent state has {n_rows} rows, the last of type {number}; allowed are {2 * n_layer} rows "
+                    "of type 0 (F32)"
+                )
             self._check_finite("a recurrent state", "f32", self._piece(row_bytes))
 
     def _check_cells(self, n_cells: int, first: int) -> None:

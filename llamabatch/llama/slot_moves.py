@@ -133,7 +133,10 @@ class SlotMoves:
         self.positions.put(restore.slot, restore.prefix.media_runs, restore.count)
         if not self.context.restore(restore.slot, state, self.positions.length(restore.slot, restore.count)):
             restore.prefix.is_refused = True
-            logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path or "in main memory")
+            logger.warning(
+                "llama.cpp refuses the saved prefix %s, so it is computed again",
+                restore.prefix.path or "in main memory",
+            )
             self.context.clear(restore.slot)
             self.unfilled.add(restore.slot)
         else:

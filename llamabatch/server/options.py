@@ -109,7 +109,7 @@ class ServerOptions:
     root_path: str = _option("", "prefix of all paths of the server, as /llm")
     api_keys: tuple[str, ...] = _option(
         (),
-        "keys, with commas between them; a request must bring one; a key may be followed by name=…, rpm=… and tpm=…",
+        "accepted keys, as KEY1,KEY2; a key may have a name and limits a minute, as 'KEY1 name=ada rpm=60 tpm=100000'",
         repr=False,
     )
     api_key_file: str | None = _option(
@@ -151,7 +151,7 @@ class ServerOptions:
     sse_ping_s: float = _option(15.0, "seconds without an event after which a stream sends a comment; 0: never")
     served_model_names: tuple[str, ...] = _option(
         (),
-        "names of the model; answers have the first (not given: the file's name, and requests may give any)",
+        "names of the model, as a,b; answers have the first (not given: the file's; any is accepted)",
     )
     any_model: bool = _option(False, "serve requests for any other model, too, where names are given")
     strict: bool = _option(
@@ -176,7 +176,7 @@ class ServerOptions:
     page: bool = _option(True, "serve the page at /")
     batches: bool = _option(True, "answer /v1/files and /v1/batches")
     data_dir: str | None = _option(
-        None, "folder of files and batches, of this server alone (not given: one of the user's, for each model)"
+        None, "folder of files and batches, for one server only (not given: a folder for each model in your home)"
     )
     max_disk_bytes: int = _option(10 * 2**30, "bytes that files and batches take in that folder at most")
     max_file_bytes: int = _option(512 * 2**20, "bytes of an uploaded file at most")

@@ -115,7 +115,7 @@ class _Sheet(ColumnFile):
         filled = (row for row in range(n_sheet) if any(column[row].is_valid for column in columns))
         header = next(filled, None)
         if header is None:
-            raise InputError(f"{source.name} has no columns; their names stand in the first row of its first sheet")
+            raise InputError(f"{source.name} has no columns; write their names into the first row of its first sheet")
         used = [column for column in columns if column.null_count < n_sheet]
         self.names = [column[header].as_py() or "" for column in used]
         check_names(source.name, self.names)

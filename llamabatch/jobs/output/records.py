@@ -79,7 +79,7 @@ class RecordOptions:
             taken = ", ".join(sorted(COLUMNS - {"text"}))
             raise ConfigError(f"answer is {show(self.answer)}; give the name of a column, and none of {taken}")
         if self.parse and self.shape == "openai":
-            raise ConfigError("parse goes with flat rows; those of shape='openai' have no place for columns")
+            raise ConfigError("parse makes columns, and rows of shape='openai' have none; leave one of the two out")
         for name in self.fields:
             if name in COLUMNS - {"text"} | {self.answer}:
                 cure = "; give the answer another name (--answer NAME)" if name == self.answer else "; rename it"

@@ -57,8 +57,8 @@ class BodyLimits:
                 if is_kept and self.n_bytes + size > self._max_total:
                     raise ApiError(
                         503,
-                        f"bodies of {file_size(self.n_bytes)} are being received, and at most "
-                        f"{file_size(self._max_total)} may be; try again",
+                        f"the server is receiving {file_size(self.n_bytes)} of request bodies, and the limit is "
+                        f"{file_size(self._max_total)}; try again later",
                         headers={**retry_after(None), **_CLOSE},
                     )
                 most -= size

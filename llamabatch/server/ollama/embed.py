@@ -57,7 +57,7 @@ class EmbedBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         if processor.pooling == "none":
-            raise ConfigError("the server was started with pooling 'none'; give 'mean' or 'cls'")
+            raise ConfigError("the server was started with pooling 'none'; start it with --pooling mean or cls")
         given = [{"prompt": text, "prompt_token_ids": self._ids(processor, text)} for text in self.inputs]
         return processor.texts(given, self.adapter_scales(loaded), "raise", dimensions=self.dimensions)
 

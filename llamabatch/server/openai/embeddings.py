@@ -75,7 +75,8 @@ class EmbeddingBody(PooledBody):
         """Returns one request for each input. Raises InputError, also if the server makes a vector for each token."""
         if processor.pooling == "none":
             raise ConfigError(
-                "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
+                "the server was started with pooling 'none', which makes a vector for each token; start it with "
+                "--pooling mean or cls"
             )
         texts: list[Prompt | MediaPrompt] = [  # an empty text becomes only the special tokens that enclose every text
             each if isinstance(each, (str, MediaPrompt)) and each else tuple(mixed_ids(each, processor))

@@ -38,7 +38,7 @@ def test_the_text_is_that_of_llama_cpp():
         ({"a": -1}, r"kv_overrides\['a'\] is -1; give a whole number from 0 to 4294967295"),
         ({"a": 2**32}, "is 4294967296"),
         ({"a": float("nan")}, "nan"), ({"a": 1e39}, "1e\\+39"), ({"a": None}, "None"), ({"a": [1]}, r"is \[1\]"),
-        ({"a": 10**5000}, "a number of 16610 bits"), ({"split.count": 2}, "parts of a model"),
+        ({"a": 10**5000}, "a number of 16610 bits"), ({"split.count": 2}, "split into files"),
         ([("a", 1), ("a", 2)], "'a' twice"), ({str(n): 1 for n in range(300)}, "more than 256"),
     ],
 )  # fmt: skip

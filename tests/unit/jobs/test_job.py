@@ -578,7 +578,10 @@ def test_fields_of_a_schema_are_columns(tmp_path, engines, monkeypatch):
         (["--parse", "--choice", "a,b"], "parse needs a JSON schema of an object"),
         (["--parse", "--json-schema", '{"properties": {"error": {}}}'], "the schema has the field 'error'"),
         (["--parse", "--json-schema", '{"properties": {"text": {}}}'], "give the answer another name (--answer NAME)"),
-        (["--parse", "--shape", "openai", "--json-schema", '{"properties": {"a": {}}}'], "goes with flat rows"),
+        (
+            ["--parse", "--shape", "openai", "--json-schema", '{"properties": {"a": {}}}'],
+            "rows of shape='openai' have none",
+        ),
         (["--parse", "--keep", "a", "--json-schema", '{"properties": {"a": {}}}'], "the column 'a' cannot be kept"),
         (["--json-schema", "{}", "--regex", "a"], "give one of --json-schema, --choice and --regex"),
         (["--json-schema", "missing.json"], "no file that can be read: No such file"),

@@ -20,7 +20,7 @@ def test_ray_and_shards_go_together_and_without_a_plot(tmp_path):
     together = "--ray and --shards go together: --ray auto --shards 4"
     assert together in told(tmp_path, "--ray", "auto")
     assert together in told(tmp_path, "--shards", "4")
-    assert "leave it out with --ray" in told(tmp_path, "--ray", "auto", "--shards", "4", "--plot", "a.png")
+    assert "does not work with --ray" in told(tmp_path, "--ray", "auto", "--shards", "4", "--plot", "a.png")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
