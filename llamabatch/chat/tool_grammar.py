@@ -239,7 +239,7 @@ def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], 
         found, formats = held(schema, f"tools are refused: {about}: ")
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise refused(about, "have a lone surrogate, half a character") from None
+        raise refused(about, "have a lone surrogate") from None
     return found, formats
 
 

@@ -235,7 +235,7 @@ def _spec_type(value: str) -> Args:
         return "--speculate", "lookup"
     if kinds == {"draft-simple"}:
         return "--speculate", "draft"
-    raise click.UsageError(f"{show(value)} cannot be honoured; give none, draft-simple or ngram-simple")
+    raise click.UsageError(f"{show(value)} is not supported; give none, draft-simple or ngram-simple")
 
 
 def _speculative(value: str) -> Args:
@@ -250,7 +250,7 @@ def _speculative(value: str) -> Args:
         return "--speculate", "lookup", *tail
     if given.get("model") and method in (None, "draft_model"):
         return "--speculate", "draft", "--draft-model", str(given["model"]), *tail
-    raise click.UsageError(f"the method {show(method)} cannot be honoured; give ngram, or draft_model with a model")
+    raise click.UsageError(f"the method {show(method)} is not supported; give ngram, or draft_model with a model")
 
 
 def _generation(value: str) -> Args:

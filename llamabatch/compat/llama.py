@@ -409,7 +409,7 @@ class Llama(Closing):
             ValueError: as create_completion.
         """
         if reset is not True:
-            raise PromptError(f"reset is {show(reset)}; a call computes all it is given: leave it out")
+            raise PromptError(f"reset is {show(reset)}; each call computes its whole input; leave it out")
         args = Arguments.of(locals(), prompt=[int(token) for token in tokens], temperature=temp, seed=self._seed)
         prompt, params, completion = self._request(args, ignore_eos=grammar is None)
         with self._pieces(prompt, params) as pieces:

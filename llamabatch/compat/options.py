@@ -179,8 +179,8 @@ def _speculation(draft: object) -> dict[str, Any]:
     count = getattr(draft, "num_pred_tokens", None)
     if type(draft).__name__ != _LOOKUP or not isinstance(count, int):
         raise ConfigError(
-            f"draft_model is {show(draft)}; of llama_cpp's drafts only {_LOOKUP} is there; for a model that guesses "
-            "give speculate='draft' and its file to llamabatch.LLM"
+            f"draft_model is {show(draft)}; of llama_cpp's drafts only {_LOOKUP} is supported; for a draft model "
+            "use llamabatch.LLM(..., speculate='draft', draft_model=FILE)"
         )
     return {"speculate": "lookup", "n_draft": max(1, min(count, 64))}
 

@@ -138,8 +138,8 @@ class _Reader:
         self._check_facts(header, {fact: value for fact, value in facts.items() if fact != MMPROJ})
         if self._left != 4 * n_tokens + n_bytes:
             raise InputError(
-                f"the prefix file {name} is damaged or was cut off: {self._left} bytes follow its header, which tells "
-                f"of {4 * n_tokens + n_bytes}"
+                f"the prefix file {name} is damaged or was cut off: {self._left} bytes follow its header, which "
+                f"announces {4 * n_tokens + n_bytes}"
             )
         if n_tokens > most_tokens:
             raise InputError(f"the prefix file {name} has {n_tokens} tokens; n_ctx is {most_tokens}")

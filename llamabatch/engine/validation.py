@@ -144,7 +144,7 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
     }
     for name, value in not_asked.items():
         if value is not None:
-            raise PromptError(f"{name} is {show(value)}, for a prompt with a {what}; text alone can have that")
+            raise PromptError(f"{name} is {show(value)}, but the prompt has a {what}; only prompts of text can have it")
     for run in request.media_runs:
         if not run.is_causal and run.length > limits.n_pass:
             raise PromptError(
@@ -280,7 +280,7 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
             "'refuse' or 'truncate'"
         )
     if params.max_tokens is None:
-        raise SamplingError("overflow is 'shift' and max_tokens is None; give max_tokens, or the text need never end")
+        raise SamplingError("overflow is 'shift' and max_tokens is None; give max_tokens, or the text may never end")
 
 
 def longest_cut(params: SamplingParams, n_ctx: int) -> int:

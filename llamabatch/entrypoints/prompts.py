@@ -133,7 +133,9 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
         if key in _NOT_YET:
             raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")
         if key == _MEDIA:
-            raise PromptError(f"a prompt has {key!r}, which goes with the text of a prompt that is continued")
+            raise PromptError(
+                f"a prompt has {key!r}, which needs a prompt of text, and works only where the prompt is continued"
+            )
         if key not in _KEYS:
             raise PromptError(f"a prompt has the unknown key {show(key)}{nearest(str(key), _KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")

@@ -254,7 +254,7 @@ class NativeTokenizer:
             if n >= 0:
                 return buffer.raw[:n]
             room = -n
-        raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
+        raise AssertionError(f"llama_token_to_piece gave token {token_id} two lengths")
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.n_vocab:

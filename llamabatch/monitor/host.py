@@ -93,7 +93,7 @@ class MachineSampler:
         self._last_s, self._joules, self._system = now, joules, system
         return MachineSample(
             cpu_percent=100 * busy_s / span_s if span_s > 0 else None,
-            system_cpu_percent=100 * busy / total if total > 0 else None,
+            system_cpu_percent=min(max(100 * busy / total, 0.0), 100.0) if total > 0 else None,
             memory_bytes=memory or None,
             system_available_bytes=int(psutil.virtual_memory().available),
             cpu_power_w=power,

@@ -214,7 +214,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
         return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(f'{major}{minor}' for major, minor in capabilities)}",)
     chosen = _all_cuda_architectures(nvcc)
     say(
-        f"No GPU is to be seen here: the build is for the CUDA architectures {', '.join(chosen)}, which takes several "
+        f"No GPU is visible here: the build is for the CUDA architectures {', '.join(chosen)}, which takes several "
         "times as long as one for a single card. CUDAARCHS names others: CUDAARCHS=90 is for H100 and H200 alone."
     )
     return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(chosen)}",)

@@ -30,7 +30,7 @@ def n_ctx_of(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -
         most = f"{facts.n_ctx_train}, as many as it was trained for{scaled}"
         refusal = f"n_ctx is {config.n_ctx}; {facts.name} takes 32 to {most}"
         if facts.has_positions:
-            raise ConfigError(f"{refusal}; its table of positions has no more")
+            raise ConfigError(f"{refusal}; its table of positions ends there")
         scale = f"{(facts.n_ctx_orig or facts.n_ctx_train) / config.n_ctx:.4g}"
         raise ConfigError(
             f"{refusal}; rope_scaling='yarn' with rope_freq_scale={scale} reaches further, less precisely"

@@ -417,7 +417,7 @@ def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> 
         if not 1 <= len(text) <= MAX_CHARS:
             raise SamplingError(f"{name} has a string of {len(text)} characters; allowed are 1 to {MAX_CHARS}")
         if to_tokens and any("\ud800" <= character <= "\udfff" for character in text):
-            raise SamplingError(f"{name} has {show(text)}, which holds half a character; give whole ones")
+            raise SamplingError(f"{name} has {show(text)}, which holds a lone surrogate; give whole characters")
     return tuple(texts)
 
 
@@ -472,7 +472,9 @@ def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
     if functions is None or not all(map(callable, functions)):
         raise SamplingError(f"logits_processors is {show(given)}; give a list of functions")
     if len(functions) > MAX_PROCESSORS:
-        raise SamplingError(f"logits_processors holds more than {MAX_PROCESSORS} functions; that many are allowed")
+        raise SamplingError(
+            f"logits_processors holds more than {MAX_PROCESSORS} functions; at most that many are allowed"
+        )
     return tuple(functions)
 
 

@@ -185,7 +185,7 @@ def _encodable(kind: str, text: str) -> str:
         raise SamplingError(f"{kind} of structured_outputs is nested too deeply") from error
     if half is not None:
         raise SamplingError(
-            f"{kind} of structured_outputs has {show(half)}, which holds half a character; give whole ones"
+            f"{kind} of structured_outputs has {show(half)}, which holds a lone surrogate; give whole characters"
         )
     return text
 

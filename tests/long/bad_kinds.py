@@ -123,7 +123,7 @@ def _no_utf8() -> Iterator[Kind]:
     yield Kind("UTF-16 without a mark", '{"prompt": "a"}'.encode("utf-16-le"), "not JSON")
     yield Kind("UTF-32", '{"prompt": "a"}'.encode("utf-32-be"), "not JSON")
     for name, line in {"prompt": rb'{"id": "bad", "prompt": "\ud83d"}', "name": rb'{"id": "bad", "\udc00": 1}'}.items():
-        yield Kind(f"half a character in a {name}", line, "holds half a character", "bad")
+        yield Kind(f"a lone surrogate in a {name}", line, "holds a lone surrogate", "bad")
 
 
 def _no_object() -> Iterator[Kind]:

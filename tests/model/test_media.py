@@ -358,7 +358,7 @@ def test_requests_that_cannot_be_answered_fail_alone(files):
         assert llm.chat(good, SamplingParams(max_tokens=8, overflow="truncate"))[0].error is None
         assert "<picture>" in llm.apply_chat_template(good)
         [refused] = llm.chat(good, SamplingParams(prompt_logprobs=1), errors="return")
-        assert "prompt_logprobs is 1, for a prompt with a picture" in refused.error
+        assert "prompt_logprobs is 1, but the prompt has a picture" in refused.error
     with (
         LLM("tiny") as llm,
         pytest.raises(PromptError, match="this engine reads text only; load the model with mmproj"),

@@ -296,7 +296,7 @@ def _outputs(value: Any) -> dict[str, Any]:
     config = dict(value) if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else {}
     if config.get("disable_any_whitespace"):
         raise ConfigError(
-            "structured_outputs_config has disable_any_whitespace of True, which is not supported; the white space of "
+            "structured_outputs_config has disable_any_whitespace=True, which is not supported; the white space of "
             "JSON is llguidance's"
         )
     return {"in_reasoning": bool(config.get("enable_in_reasoning")) or not config.get("reasoning_parser")}

@@ -47,7 +47,7 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
     """
     if source.path is None or source.is_stream:
         what = "a Parquet file" if source.kind == "parquet" else "an Excel file"
-        raise InputError(f"{source.name} is a stream; {what} must be one on a disk")
+        raise InputError(f"{source.name} is a stream; {what} can be read only from a disk")
     with contextlib.ExitStack() as stack:
         if source.kind == "parquet":
             yield _Parquet(source, stack)

@@ -129,7 +129,7 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:
-        return Problem(f"{show(half)} holds half a character; give whole ones", value)
+        return Problem(f"{show(half)} holds a lone surrogate; give whole characters", value)
     return value
 
 

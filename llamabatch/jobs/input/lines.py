@@ -63,7 +63,7 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
             f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters, or a whole number"
         )
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise PromptError(f"{given[0]} is {show(value)}, which holds half a character; give whole ones")
+        raise PromptError(f"{given[0]} is {show(value)}, which holds a lone surrogate; give whole characters")
     return value
 
 
@@ -113,7 +113,7 @@ def parse_plain(
     if task == "embedding":
         for name in line:
             if name in sampling or name in CHAT_FIELDS:
-                raise PromptError(f"{name} does not go with input, whose embedding nothing is sampled for")
+                raise PromptError(f"{name} does not go with input: an embedding samples nothing")
         return ParsedLine(task, text_or_ids("input", line["input"]), overlay.params)
     params = overlay.params_with(values)
     if task == "completion":
@@ -250,7 +250,7 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
     _drop_without_effect(rest)
     if task == "embedding":
         for name in rest:
-            raise PromptError(f"{show(name)} is no field of an embedding's body that is known here")
+            raise PromptError(f"the body of an embedding has no field {show(name)}")
         return ParsedLine(task, _single("input", body["input"]), overlay.params, model=model)
     options = _chat_options(rest, task)
     if task == "chat":

@@ -95,7 +95,7 @@ class _Csv:
             raise InputError(f"{source.name}, the row with the columns' names: {header.error}")
         self.header = header or []
         if not self.header:
-            raise InputError(f"{source.name} has no columns; their names stand in its first row")
+            raise InputError(f"{source.name} has no columns; write their names into its first row")
         # Spreadsheets write empty columns without a name. Several such columns are allowed, because no template can
         # name them.
         check_names(source.name, [name for name in self.header if name])

@@ -113,8 +113,8 @@ class BracesTemplate:
             braces, literal = found[0], text[end : found.start()]
             if len(braces) == 1:
                 raise ConfigError(
-                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
-                    "name between; write {{ or }} for a brace, or give a template of jinja2 as --prompt"
+                    f"template is {show(text)}: the brace at character {found.start() + 1} does not enclose the name "
+                    "of a column; write {{ or }} for a brace, or give a template of jinja2 as --prompt"
                 )
             if braces in ("{{", "}}"):
                 self._pieces.append((literal + braces[0], None))

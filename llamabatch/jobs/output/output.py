@@ -154,8 +154,8 @@ class Output(RecordWriter):
         self.options = options or OutputOptions()
         if self.options.compression != COMPRESSIONS[0] and formats.suffixes(path)[0] not in formats.PARQUET:
             raise ConfigError(
-                f"compression is {show(self.options.compression)}, which is for .parquet; the output {path.name} is "
-                "compressed where .gz or .zst is the end of its name"
+                f"compression is {show(self.options.compression)}, which is only for .parquet; to compress "
+                f"the output {path.name}, end its name with .gz or .zst"
             )
         check_installed(path)
         if has_columns(path):
@@ -295,8 +295,8 @@ class Output(RecordWriter):
         if self._job.table != identity(self.path):
             raise OutputError(
                 f"{self.path} has been made, replaced or removed by something else while the job ran. Its rows are in "
-                f"{self._job.lines_path}; move {self.path.name} away, and run the same command again, which makes it "
-                "of them"
+                f"{self._job.lines_path}; move {self.path.name} away, and run the same command again, which makes the "
+                "output from these rows"
             )
         over, compression = self._job.table is not None, self.options.compression
         return convert(own, self._job.lines_path, self.records, over=over, compression=compression)
@@ -406,8 +406,8 @@ def _check_name(path: Path) -> None:
         most = most_name_bytes(path.parent) - LONGEST_SUFFIX
         if len(os.fsencode(path.name)) > most:
             raise ConfigError(
-                f"the output is '{shown(path)}', a name of {len(os.fsencode(path.name))} bytes; with the endings of "
-                f"what a job keeps beside it, its folder takes {most}: give a shorter one"
+                f"the output is '{shown(path)}', a name of {len(os.fsencode(path.name))} bytes; allowed are up "
+                f"to {most}, because a job keeps files with longer names beside it: give a shorter one"
             )
         if path.exists() and not path.is_file():
             raise ConfigError(f"the output is '{shown(path)}', which is no regular file; give another name")

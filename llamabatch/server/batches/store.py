@@ -86,7 +86,9 @@ class Store:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = Lock(Files(), folder / "lock", folder)
         except ConfigError as error:
-            raise ConfigError(f"{error}. Two servers share no folder; give one of them another --data-dir") from error
+            raise ConfigError(
+                f"{error}. Two servers cannot share a folder; give one of them another --data-dir"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"data_dir is {folder}, which cannot be written: {error.strerror or error}; give another folder"

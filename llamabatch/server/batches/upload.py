@@ -205,7 +205,11 @@ class Form:
             if filename is not None:
                 self._part.is_file = True
                 if self._part.name != "file" or self.filename is not None:
-                    raise ApiError(400, "a form has one file, in the part named file", param="file")
+                    raise ApiError(
+                        400,
+                        "the form has a second file, or a file in another part; send one, in the part named file",
+                        param="file",
+                    )
                 self.filename = filename.decode(errors="replace")
         self._field = self._value = b""
 

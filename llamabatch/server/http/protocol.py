@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_write_timeout(self) -> None:
         self._write_timer = None
-        logger.info("a client has not taken its answer for %g s; its request ends", self.options.write_timeout_s)
+        logger.info("a client has not read its answer for %g s; its request ends", self.options.write_timeout_s)
         self.transport.abort()
 
     def _stop_write_timer(self) -> None:

@@ -185,7 +185,7 @@ def _context(given: object) -> tuple[int, ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise PromptError(f"context is {show(given)}; give the token ids of an answer")
+        raise PromptError(f"context is {show(given)}; give the context of an earlier answer, a list of token ids")
     return tuple(integer(PromptError, "a token id of context", each, 0, MAX_TOKEN_ID) for each in given)
 
 

@@ -311,7 +311,7 @@ class ModelPool:
                 found = await asyncio.to_thread(self._look_again, known)
                 check_names([*(model.spec for model in self.models), *found.new])
             except (ConfigError, OSError) as error:
-                raise ApiError(503, f"the models cannot be looked for again: {error}") from error
+                raise ApiError(503, f"the models cannot be listed again: {error}") from error
             self.models += map(self._make, found.new)
             for model in list(self.models):
                 is_idle = model.state in ("unloaded", "sleeping") and model not in self._waiting

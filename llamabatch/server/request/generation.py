@@ -183,7 +183,8 @@ def read_generation(body: Body, rules: Rules, *, max_tokens: int | None = None, 
         params = dataclasses.replace(params, deadline_s=deadline)
     if found["stream"] and params.n_copies > params.n:
         raise SamplingError(
-            f"best_of is {params.best_of} with stream, above n: the best is known at the end; leave out one"
+            f"best_of is {params.best_of}, above n, with stream: the best answers are known only at the end; leave out "
+            "best_of or stream"
         )
     found["params"] = params
     found["ignored"] = tuple(body.ignored)

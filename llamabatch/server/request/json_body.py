@@ -147,7 +147,7 @@ def _whole(text: str) -> int:
 def _decimal(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"the number {text[:20]} is larger than any that can be kept")
+        raise ValueError(f"the number {text[:20]} is too large; allowed are up to 1.8e308")
     return value
 
 
@@ -182,7 +182,7 @@ def _check_values(value: object) -> None:
             below += (*each, *each.values()) if isinstance(each, dict) else each
         for text in below:
             if isinstance(text, str) and (half := _HALF.search(text)):
-                raise ApiError(400, f"a text of the body has half a character, \\u{ord(half[0]):x}, at {half.start()}")
+                raise ApiError(400, f"a text of the body has a lone surrogate, \\u{ord(half[0]):x}, at {half.start()}")
         level = [each for each in below if isinstance(each, (dict, list))]
         if not level:
             return

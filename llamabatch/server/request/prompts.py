@@ -140,7 +140,7 @@ def _mixed(name: str, given: object) -> Mixed:
         return given
     if isinstance(given, dict):
         if given.get("multimodal_data"):
-            raise ApiError(400, f"{name} has multimodal_data, and texts alone can be read here", param=name)
+            raise ApiError(400, f"{name} has multimodal_data, but only texts can be read here", param=name)
         if "content" in given:
             return _parts_of(name, given["content"])
         text = given.get("prompt_string")

@@ -72,7 +72,7 @@ def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
 
     def refusal(n: int) -> Exception:
         if cuts:
-            return PromptError(f"the prompt has {n} characters; up to {max(longest, MAX_TEXT)} are read to be cut")
+            return PromptError(f"the prompt has {n} characters; up to {max(longest, MAX_TEXT)} can be truncated")
         error = ContextLengthError(
             f"the prompt has {n} characters; n_ctx allows 1 to {n_ctx} tokens, which are {longest} characters at most"
         )
@@ -87,6 +87,6 @@ def for_tokens(model: Model) -> Any:
     return BoundedModel(
         model,
         MAX_TEXT,
-        lambda n: PromptError(f"the text has {n} characters; up to {MAX_TEXT} are tokenized at once, so send parts"),
+        lambda n: PromptError(f"the text has {n} characters; up to {MAX_TEXT} are tokenized at once; send it in parts"),
         1,
     )

@@ -263,7 +263,7 @@ REFUSED = {
     "no text": ({"properties": {"a": {**S, "enum": ["a"], "minLength": 3}}, "required": ["a"]}, ""),
     "no end of a class": ({"properties": {"a": {**S, "pattern": "[a"}}}, "without its ]"),
     "no end of an escape": ({"properties": {"a": {**S, "pattern": "a\\"}}}, "backslash"),
-    "half a character": ({"properties": {"a": {"enum": ["\ud800"]}}}, "half a character"),
+    "lone surrogate": ({"properties": {"a": {"enum": ["\ud800"]}}}, "lone surrogate"),
     "very deep": ({"properties": {"a": DEEP}}, "nested too deeply"),
     "number of two kinds": ({"properties": {"a": {"oneOf": [{"type": "number"}, {"enum": [5]}, S]}}}, "oneOf"),
     "two at once": ({"oneOf": [{"properties": {"a": S}}, {"properties": {"b": S}}]}, "oneOf"),

@@ -139,7 +139,7 @@ def test_a_line_becomes_ours(line, wanted):
         ("--log-prompts-dir x", "never writes prompts down"),
         ("--chat-template", "--chat-template needs a value"),
         ("--api-key", "--api-key needs a value"),
-        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: 'draft-eagle3' cannot be honoured"),
+        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: 'draft-eagle3' is not supported"),
         ("--kv-cache-dtype fp8", "no type that llama.cpp has"),
         ("--speculative-config {", "no JSON object"),
         ("--rope-scale 0", "no number above 0"),

@@ -495,7 +495,7 @@ def test_scores_are_relevance_or_cosines():
     made, _ = over(fake=ranks)
     assert [each.outputs.score for each in made.score("q", ["y", "x", "y"])] == pytest.approx([0.25, 0.75, 0.25])
     assert [each.outputs.score for each in made.score(["q", "p"], ["x", "y"])] == pytest.approx([0.75, 0.25])
-    with pytest.raises(PromptError, match="chat_template is given"):
+    with pytest.raises(PromptError, match="chat_template is not supported here"):
         made.score("q", "x", chat_template="x")
 
 

@@ -129,7 +129,7 @@ def test_more_than_an_engine_can_hold_is_refused_before_it_is_read(prefix_path, 
     hole = tmp_path / "hole.kv"
     hole.write_bytes(prefix_path.read_bytes())
     os.truncate(hole, 2**40)  # no memory could hold it, and nobody could wait for its checksum
-    with pytest.raises(InputError, match=r"damaged or was cut off: .* which tells of 416"):
+    with pytest.raises(InputError, match=r"damaged or was cut off: .* which announces 416"):
         prefix_file.read(hole, FACTS)
 
 

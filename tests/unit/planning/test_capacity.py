@@ -176,7 +176,7 @@ def test_a_scaled_rotary_embedding_reaches_beyond_the_training():
     assert scaled(4096, short, rope_freq_scale=0.25, yarn_orig_ctx=1024) == 4096
     with pytest.raises(ConfigError, match="reaches 4096"):
         scaled(4097, replace(short, n_ctx_orig=1024), rope_freq_scale=0.25)  # the file already has a scale
-    with pytest.raises(ConfigError, match="its table of positions has no more"):
+    with pytest.raises(ConfigError, match="its table of positions ends there"):
         scaled(4096, replace(short, has_positions=True), rope_freq_scale=0.25)
     more = memory(short, resolved(n_ctx=8192)).kv_cache
     assert more == 2 * memory(short, resolved(n_ctx=4096)).kv_cache

@@ -278,7 +278,7 @@ def test_a_cuda_build_names_its_architectures_with_and_without_a_gpu(
         monkeypatch.setenv(name, value)
     flags = [flag for flag in machine.make_plan("cuda").flags if "CUDA_ARCHITECTURES" in flag]
     assert flags == [f"-DCMAKE_CUDA_ARCHITECTURES={wanted}"]
-    explained = "No GPU is to be seen here" in capsys.readouterr().err
+    explained = "No GPU is visible here" in capsys.readouterr().err
     assert explained == (not cards and not variables)
 
 

@@ -214,7 +214,7 @@ def test_forms_that_are_none(client, folder):
         (purpose + b"--x--\r\n", 400, "no file"),
         (file + b"--x--\r\n", 400, "purpose is not given"),
         (part % (b"purpose", b"", b"assistants") + file + b"--x--\r\n", 400, "'assistants'"),
-        (purpose + file + file + b"--x--\r\n", 400, "one file"),
+        (purpose + file + file + b"--x--\r\n", 400, "second file"),
         (purpose + purpose + file + b"--x--\r\n", 400, "twice"),
         (purpose + part % (b"other", b"", b"1") + file + b"--x--\r\n", 400, "no field 'other'"),
         (part % (b"purpose", b"", b"b" * 5000) + file + b"--x--\r\n", 400, "4096 bytes"),

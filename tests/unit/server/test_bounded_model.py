@@ -78,7 +78,7 @@ def test_a_prompt_that_may_be_cut_has_a_limit_too(client, read):
     assert client.post("/v1/completions", json=body | {"prompt": "a b " * 40_000}).status_code == 200
     answer = client.post("/v1/completions", json=body | {"prompt": "a" * (MAX_TEXT + 1)})
     assert answer.status_code == 400
-    assert f"{MAX_TEXT} are read to be cut" in answer.json()["error"]["message"]
+    assert f"{MAX_TEXT} can be truncated" in answer.json()["error"]["message"]
     assert max(map(len, read)) < MAX_TEXT
 
 

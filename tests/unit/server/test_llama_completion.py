@@ -164,7 +164,7 @@ def test_prompts_with_pictures_beside_others():
         read_with_media({**pictured, "multimodal_data": [5]}, body)
     with pytest.raises(PromptError, match=r"prompt\[1\] is 7"):
         read_with_media([pictured, 7], body)
-    with pytest.raises(ApiError, match="texts alone can be read here"):
+    with pytest.raises(ApiError, match="only texts can be read here"):
         read_with_media(pictured, Body({}, {}, Rules()))
 
 

@@ -411,7 +411,9 @@ class LLM(Closing):
             PromptError (ValueError): the numbers of texts in data_1 and data_2 do not match. Other errors as for embed.
         """
         if chat_template is not None:
-            raise PromptError("chat_template is given; the GGUF's own rerank template holds: leave it out")
+            raise PromptError(
+                "chat_template is not supported here, because the GGUF's own rerank template is used; leave it out"
+            )
         left, right = as_list(data_1), as_list(data_2)
         if len(left) == 1:
             left *= len(right)
@@ -420,7 +422,7 @@ class LLM(Closing):
         truncate = truncation(tokenization_kwargs, truncate_prompt_tokens)
         if self.llm._client.model.pooling == "rank":
             if truncate is not None:
-                raise PromptError("truncate_prompt_tokens is not there for a pair of texts; give shorter ones")
+                raise PromptError("truncate_prompt_tokens is not supported for a pair of texts; give shorter texts")
             scores = self._relevance(left, right, use_tqdm, pooling_params, lora_request)
         else:
             scores = self._cosines(left, right, use_tqdm, lora_request, truncate)

@@ -487,7 +487,7 @@ def test_shards_are_the_whole_with_the_same_ids_and_errors(tmp_path):
         ([{"id": {}, "prompt": "b"}], ("line 1: id is {}",)),
         ([{"id": True, "prompt": "b"}], ("line 1: id is True",)),
         ([{"custom_id": "", "prompt": "b"}], ("line 1: custom_id is ''",)),
-        ([{"id": "\ud800", "prompt": "b"}], ("line 1: id is", "half a character")),
+        ([{"id": "\ud800", "prompt": "b"}], ("line 1: id is", "lone surrogate")),
         ([{"id": 1, "custom_id": 2, "prompt": "b"}], ("line 1: the line has an id and a custom_id",)),
     ],
 )

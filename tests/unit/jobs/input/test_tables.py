@@ -58,7 +58,7 @@ def test_rows_as_messages_texts_to_embed_and_with_ids(tmp_path):
     [
         ("{nme}", "takes a template of jinja2; did you mean 'name'"),
         ("{name.__class__}", "has no column 'name.__class__'"),
-        ("a {}", "the brace at character 3 is no pair with a column's name between"),
+        ("a {}", "the brace at character 3 does not enclose the name of a column"),
         ("{name", "write {{ or }} for a brace"),
         ("name}", "write {{ or }} for a brace"),
         ("name", "it names no column"),

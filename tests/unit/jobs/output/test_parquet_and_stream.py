@@ -292,7 +292,7 @@ def test_the_compression_of_parquet_may_be_chosen(compression, tmp_path):
 
 
 def test_the_compression_of_parquet_is_for_parquet(tmp_path):
-    with pytest.raises(ConfigError, match="compression is 'snappy', which is for"):
+    with pytest.raises(ConfigError, match="compression is 'snappy', which is only for"):
         Output(tmp_path / "out.jsonl", {}, OutputOptions(compression="snappy"))
     with pytest.raises(ConfigError, match="compression is 'zip'"):
         OutputOptions(compression="zip")
