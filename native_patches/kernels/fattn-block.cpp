@@ -650,9 +650,10 @@ static const float * fa_load_masks(const fa_context & c, fa_unit & u, int64_t fi
 }
 
 // Calls f(first query of a group, end, lanes).
-template <typename F> static void fa_each_group(int64_t nq, F f) {
-    for (int64_t first = 0; first < nq; first += fattn_many::LANES) {
-        const int64_t end = std::min(first + fattn_many::LANES, nq);
+template <typename F> static void fa_each_group(const fa_unit & u, int64_t nq, F f) {
+    const int64_t most = u.mark ? fa_tiles<1>::LANES : fattn_many::kernel::LANES;
+    for (int64_t first = 0; first < nq; first += most) {
+        const int64_t end = std::min(first + most, nq);
         f(first, end, GGML_PAD(end - first, fattn_few::EPR));
     }
 }
@@ -663,18 +664,15 @@ static void fa_many_block(const fa_context & c, fa_unit & u, int64_t nq, const f
     const fa_keys & x = *u.now;
     fa_load_block(c.k, x.k, fa_ahead(c, u, c.k, x.n, 0), [&](auto f) { KERNEL::load_keys(x.n, c.DK, u.K, f); });
     fa_load_block(c.v, x.v, fa_ahead(c, u, c.v, x.n, 0), [&](auto f) { KERNEL::load_values(x.n, c.DV, u.V, f); });
-    fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
+    fa_each_group(u, nq, [&](int64_t first, int64_t end, int64_t lanes) {
         const float * masks = fa_load_masks(c, u, first, end, lanes);
         KERNEL::scores(u.K, x.n, c.DK, u.turned + first * c.DK_padded, lanes, u.KQ);
         if (c.logit_softcap != 0.0f) {
             ggml_vec_tanh_f32(x.n * lanes, u.KQ, u.KQ);
             ggml_vec_scale_f32(x.n * lanes, u.KQ, c.logit_softcap);
         }
-        float old[fattn_many::LANES];
-        const bool grown =
-            fattn_many::softmax(u.KQ, x.n, x.width, lanes, masks, slope + first, u.M + first, u.S + first, old);
-        KERNEL::weighted(u.V, x.n, c.DV, u.KQ, lanes, grown ? old : nullptr, u.weights,
-                         u.columns + first * c.DV_padded);
+        KERNEL::add(u.KQ, x.n, x.width, lanes, masks, slope + first, u.M + first, u.S + first, u.V, c.DV, u.weights,
+                    u.columns + first * c.DV_padded);
     });
 }
 
@@ -716,7 +714,7 @@ static void fa_begin_range(const fa_context & c, fa_unit & u, int64_t nq) {
 
 static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
     if (u.many) {
-        fa_each_group(nq, [&](int64_t first, int64_t, int64_t lanes) {
+        fa_each_group(u, nq, [&](int64_t first, int64_t, int64_t lanes) {
             fattn_many::turn_sums(u.columns + first * c.DV_padded, c.DV, lanes, u.VKQ + first * c.DV);
         });
     }
@@ -806,7 +804,7 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         slope[m] = fa_slope(c, i2);
     });
     if (u.many) {
-        fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
+        fa_each_group(u, nq, [&](int64_t first, int64_t end, int64_t lanes) {
             memset(u.Q + end * c.DK, 0, (first + lanes - end) * c.DK * sizeof(float));
             const auto turn = u.mark ? fa_tiles<1>::turn_queries : fattn_many::kernel::turn_queries;
             turn(u.Q + first * c.DK, c.DK, lanes, u.turned + first * c.DK_padded);

@@ -184,56 +184,6 @@ static void weighted_tile(const float * v, int64_t n, int64_t stride, const floa
 // A tile reads a few columns of all rows of V: with rows of 2^n bytes they would share too few sets of the first cache.
 static inline int64_t stride(int64_t dv) { return dv + 16; }
 
-// How a block is multiplied with queries: K and V in F32, [n][dk] and [n][stride]
-struct kernel {
-    static constexpr int64_t MOST_QUERIES = 128; // in a unit
-
-    static void begin() {}
-    static void end() {}
-
-    static void turn_queries(const float * x, int64_t dk, int64_t lanes, float * y) {
-        fattn_many::turn_queries(x, dk, lanes, y);
-    }
-
-    // element(j, i): EPR elements of key j, from i on; a row's last ones may reach into the next one, which comes later
-    template <typename F> static void load_keys(int64_t n, int64_t dk, float * y, F element) {
-        load(n, dk, dk, y, element);
-    }
-    template <typename F> static void load_values(int64_t n, int64_t dv, float * y, F element) {
-        load(n, dv, stride(dv), y, element);
-    }
-    template <typename F> static void load(int64_t n, int64_t d, int64_t row, float * y, F element) {
-        for (int64_t j = 0; j < n; ++j) {
-            for (int64_t i = 0; i < d; i += EPR) {
-                GGML_F32_VEC_STORE(y + j * row + i, element(j, i));
-            }
-        }
-    }
-
-    // s[j][lane] = q[lane] * k[j] for n keys; q is what turn_queries makes
-    static void scores(const float * k, int64_t n, int64_t dk, const float * q, int64_t lanes, float * s) {
-        parts<KEY_VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
-            parts<KEYS>(n, [&](auto keys, int64_t j) {
-                scores_tile<decltype(keys)::value, decltype(v)::value>(k + j * dk, dk, q + first * EPR * dk,
-                                                                       s + j * lanes + first * EPR, lanes);
-            });
-        });
-    }
-
-    // y is [dv][lanes], p [n][lanes]; old: nullptr, or what the sums so far are multiplied with; own: scratch
-    static void weighted(const float * v, int64_t n, int64_t dv, const float * p, int64_t lanes, const float * old,
-                         float * own, float * y) {
-        GGML_UNUSED(own);
-        parts<VALUE_VECTORS>(lanes / EPR, [&](auto c, int64_t first) {
-            parts<VALUES>(dv, [&](auto d, int64_t i) {
-                weighted_tile<decltype(d)::value, decltype(c)::value>(v + i, n, stride(dv), p + first * EPR, lanes,
-                                                                      old ? old + first * EPR : nullptr,
-                                                                      y + i * lanes + first * EPR);
-            });
-        });
-    }
-};
-
 #if defined(__AVX512F__)
 static FATTN_INLINE GGML_F32_VEC minus(GGML_F32_VEC a, GGML_F32_VEC b) { return _mm512_sub_ps(a, b); }
 static FATTN_INLINE bool any_larger(GGML_F32_VEC a, GGML_F32_VEC b) {
@@ -332,6 +282,60 @@ static inline bool softmax(float * s, int64_t n, int64_t width, int64_t lanes, c
     }
     return grown;
 }
+
+// How a block is multiplied with queries: K and V in F32, [n][dk] and [n][stride]
+struct kernel {
+    static constexpr int64_t MOST_QUERIES = 128; // in a unit
+    static constexpr int64_t LANES = fattn_many::LANES;
+
+    static void begin() {}
+    static void end() {}
+
+    static void turn_queries(const float * x, int64_t dk, int64_t lanes, float * y) {
+        fattn_many::turn_queries(x, dk, lanes, y);
+    }
+
+    // element(j, i): EPR elements of key j, from i on; a row's last ones may reach into the next one, which comes later
+    template <typename F> static void load_keys(int64_t n, int64_t dk, float * y, F element) {
+        load(n, dk, dk, y, element);
+    }
+    template <typename F> static void load_values(int64_t n, int64_t dv, float * y, F element) {
+        load(n, dv, stride(dv), y, element);
+    }
+    template <typename F> static void load(int64_t n, int64_t d, int64_t row, float * y, F element) {
+        for (int64_t j = 0; j < n; ++j) {
+            for (int64_t i = 0; i < d; i += EPR) {
+                GGML_F32_VEC_STORE(y + j * row + i, element(j, i));
+            }
+        }
+    }
+
+    // s[j][lane] = q[lane] * k[j] for n keys; q is what turn_queries makes
+    static void scores(const float * k, int64_t n, int64_t dk, const float * q, int64_t lanes, float * s) {
+        parts<KEY_VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
+            parts<KEYS>(n, [&](auto keys, int64_t j) {
+                scores_tile<decltype(keys)::value, decltype(v)::value>(k + j * dk, dk, q + first * EPR * dk,
+                                                                       s + j * lanes + first * EPR, lanes);
+            });
+        });
+    }
+
+    // Turns the scores s of n keys into weights, as softmax() does, and adds the weighted values to y, [dv][lanes].
+    static void add(float * s, int64_t n, int64_t width, int64_t lanes, const float * mask, const float * slope,
+                    float * M, float * S, const float * v, int64_t dv, float * own, float * y) {
+        GGML_UNUSED(own);
+        float factors[LANES];
+        const bool grown = softmax(s, n, width, lanes, mask, slope, M, S, factors);
+        const float * old = grown ? factors : nullptr;
+        parts<VALUE_VECTORS>(lanes / EPR, [&](auto c, int64_t first) {
+            parts<VALUES>(dv, [&](auto d, int64_t i) {
+                weighted_tile<decltype(d)::value, decltype(c)::value>(v + i, n, stride(dv), s + first * EPR, lanes,
+                                                                      old ? old + first * EPR : nullptr,
+                                                                      y + i * lanes + first * EPR);
+            });
+        });
+    }
+};
 
 } // namespace fattn_many
 #endif

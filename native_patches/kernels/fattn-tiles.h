@@ -22,6 +22,9 @@ static constexpr int64_t SIDE = 16;        // rows, and columns, of a tile of su
 static constexpr int64_t STEP = 32;        // numbers that are multiplied and added up at once
 static constexpr int64_t TILE = SIDE * 64; // bytes
 static constexpr int64_t KEYS = 64;        // most of a block
+static constexpr float GROWTH = 8.0f;      // weights are at most e^GROWTH
+static constexpr float POLYNOMIAL[] = { 1.00000012f,   0.693146944f,   0.240221202f,
+                                        0.0555071309f, 0.00967554096f, 0.00132764725f };
 
 // The first 8 bits of each number, which are a number of BF16, and what they leave of it
 static FATTN_INLINE __m512 first_bits(__m512 x) {
@@ -164,11 +167,43 @@ static void all_products(const left_side & a, int64_t rows, const right_side & b
     });
 }
 
+// exp(x - top), at most 3 units in the last place from it; 0 for -INFINITY. The polynomial is 2^x from -0.5 to 0.5.
+static FATTN_INLINE __m512 exponentials(__m512 x, __m512 top) {
+    const __m512 log2e = _mm512_set1_ps(1.44269504f);
+    const __m512 power = _mm512_fmsub_ps(x, log2e, _mm512_mul_ps(top, log2e));
+    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), power); // a NaN stays one
+    const __m512 whole = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(clamped, whole);
+    __m512 y = _mm512_set1_ps(POLYNOMIAL[5]);
+    for (int i = 4; i >= 0; --i) {
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(POLYNOMIAL[i]));
+    }
+    return _mm512_scalef_ps(y, whole);
+}
+
+// The largest of the scores of n keys, in each lane
+static FATTN_INLINE __m512 maximum(const float * s, int64_t n, int64_t lanes) {
+    __m512 largest[4];
+    std::fill(largest, largest + 4, _mm512_set1_ps(-INFINITY));
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+        for (int i = 0; i < 4; ++i) {
+            largest[i] = _mm512_max_ps(largest[i], _mm512_loadu_ps(s + (j + i) * lanes));
+        }
+    }
+    for (; j < n; ++j) {
+        largest[0] = _mm512_max_ps(largest[0], _mm512_loadu_ps(s + j * lanes));
+    }
+    return _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
+}
+
 static inline int64_t steps_of(int64_t n) { return (n + STEP - 1) / STEP; }
 
 // How a block is multiplied with queries; each part of the scratch is as large as numbers of F32 would be.
 template <int TERMS> struct kernel {
     static constexpr int64_t MOST_QUERIES = 256; // in a unit
+    static constexpr int64_t LANES =
+        32; // handled together: with the keys and values, they stay in the first level cache
 
     // before and after all products of a thread
     static void begin() { repack_wide::config_for(64, SIDE).use(); }
@@ -247,28 +282,56 @@ template <int TERMS> struct kernel {
         all_products<2, false>(keys(k, dk), GGML_PAD(n, SIDE), right(q, steps, lanes), lanes, steps, s);
     }
 
-    // y[i][lane] = y[i][lane] * old[lane] + the sum of p[j][lane] * v[j][i]; p is 0 from n to the next 16 keys
-    static void weighted(const float * v, int64_t n, int64_t dv, const float * p, int64_t lanes, const float * old,
-                         float * own, float * y) {
+    // As fattn_many::kernel::add. A query's maximum M follows its scores only where they exceed it by GROWTH: sums so far
+    // need a factor then.
+    static void add(float * s, int64_t n, int64_t, int64_t lanes, const float * mask, const float * slope, float * M,
+                    float * S, const float * v, int64_t dv, float * own, float * y) {
         const int64_t steps = steps_of(n);
         const right_side side = right(own, steps, lanes);
         char * to = (char *) own;
-        for (int64_t lane = 0; lane < lanes; lane += SIDE) {
-            for (int64_t j = 0; j < steps * STEP; j += 2, to += 64) {
-                __m512 even = _mm512_setzero_ps(), odd = even;
-                if (j < n) {
-                    even = _mm512_loadu_ps(p + j * lanes + lane);
-                    odd = _mm512_loadu_ps(p + (j + 1) * lanes + lane);
+        for (int64_t lane = 0; lane < lanes; lane += SIDE, s += SIDE, mask += mask ? SIDE : 0) {
+            if (mask) {
+                const __m512 by = _mm512_loadu_ps(slope + lane);
+                for (int64_t j = 0; j < n; ++j) {
+                    float * at = s + j * lanes;
+                    _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(mask + j * lanes), by, _mm512_loadu_ps(at)));
                 }
+            }
+            const __m512 largest = maximum(s, n, lanes);
+            __m512 top = _mm512_loadu_ps(M + lane);
+            const __mmask16 grown = _mm512_cmp_ps_mask(largest, _mm512_add_ps(top, _mm512_set1_ps(GROWTH)), _CMP_GT_OQ);
+            if (grown) {
+                const __m512 now = _mm512_mask_mov_ps(top, grown, largest);
+                const __m512 factor = exponentials(top, fattn_many::finite(now));
+                for (int64_t i = 0; i < dv; ++i) {
+                    float * at = y + i * lanes + lane;
+                    _mm512_mask_storeu_ps(at, grown, _mm512_mul_ps(_mm512_loadu_ps(at), factor));
+                }
+                _mm512_mask_storeu_ps(S + lane, grown, _mm512_mul_ps(_mm512_loadu_ps(S + lane), factor));
+                _mm512_storeu_ps(M + lane, now);
+                top = now;
+            }
+            top = fattn_many::finite(top); // without keys all weights are 0
+            __m512 sums[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+            const auto pair = [&](__m512 even, __m512 odd) {
+                sums[0] = _mm512_add_ps(sums[0], even);
+                sums[1] = _mm512_add_ps(sums[1], odd);
                 _mm512_storeu_si512(to, TERMS == 1 ? rounded_pairs(even, odd) : cut_pairs(even, odd));
                 if constexpr (TERMS == 2) {
                     _mm512_storeu_si512(to + side.second, rounded_pairs(rest(even), rest(odd)));
                 }
+                to += 64;
+            };
+            const auto weight = [&](int64_t j) { return exponentials(_mm512_loadu_ps(s + j * lanes), top); };
+            int64_t j = 0;
+#pragma GCC unroll 4
+            for (; j + 2 <= n; j += 2) {
+                pair(weight(j), weight(j + 1));
             }
-            for (int64_t i = 0; old && i < dv; ++i) {
-                float * at = y + i * lanes + lane;
-                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_loadu_ps(old + lane)));
+            for (; j < steps * STEP; j += 2) {
+                pair(j < n ? weight(j) : _mm512_setzero_ps(), _mm512_setzero_ps());
             }
+            _mm512_storeu_ps(S + lane, _mm512_add_ps(_mm512_loadu_ps(S + lane), _mm512_add_ps(sums[0], sums[1])));
         }
         all_products<TERMS, true>(values(v, dv), GGML_PAD(dv, SIDE), side, lanes, steps, y);
     }

@@ -28,6 +28,15 @@ constexpr int STEP = 32;        // weights of a column, or inputs of a row, that
 constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = ROWS * 64; // bytes
 constexpr int FEW = 2 * ROWS;   // most rows that are multiplied with all of a column before the next one
+constexpr int UNIT = 256;       // weights of a column that are unpacked at a time
+
+// Weights of a column that are multiplied with all rows before the next ones. Each time, the sums of 32 rows go to the
+// second level cache and come back, which takes as long as some 15 products of tiles, so `depth` is as large as the first
+// level cache allows: the weights of two strips fill two thirds of it.
+template <typename W> constexpr int64_t depth = 512 / W::terms;
+
+// The weights from `at` on: a short rest does not stand alone.
+template <typename W> int64_t stretch(int64_t at, int64_t k) { return k - at < depth<W> + UNIT ? k - at : depth<W>; }
 
 // Inputs of 16 rows lie together, the first STEP of each row, then the next ones: tiles as they are loaded. With TERMS 2 a
 // second number is what the first one has left of an input, and lies behind all the first ones.
@@ -47,8 +56,9 @@ template <int TERMS> void put_row(const float * x, char * to, int64_t k, int64_t
 
 // What a strip's weights are as tiles: STEP weights of each column, two of a column side by side.
 template <typename W> struct scratch {
-    alignas(64) char weights[2][W::terms][GGML_WIDE_DEPTH / STEP * TILE];
-    alignas(64) char bytes[GGML_WIDE_DEPTH * COLUMNS]; // before they are floats
+    alignas(64) char weights[2][W::terms][(depth<W> + UNIT) / STEP * TILE];
+    alignas(64) char bytes[UNIT * COLUMNS]; // before they are floats
+    alignas(64) char ready[4 * TILE];       // sums of a block over all of k
 
     // behind it: sums of two strips, of 32 rows each, four tiles side by side
     char * sums(int64_t i) { return (char *) (this + 1) + i * 4 * TILE; }
@@ -58,38 +68,67 @@ template <typename W> size_t scratch_size(int strips, int rows) {
     return sizeof(scratch<W>) + size_t((strips + 1) / 2) * ((rows + FEW - 1) / FEW) * 4 * TILE;
 }
 
-// What is fetched meanwhile, a part with each step: weights to come, from memory, and the lines of results
-struct wanted {
-    const char * weights = nullptr; // `bytes` of each of two strips
-    int64_t next = 0;               // strip
-    int bytes = 0;
+// Results of up to 32 rows, which go to their rows while the next block is multiplied: meanwhile the cache lines arrive.
+struct results {
+    const char * sums = nullptr; // four tiles side by side
+    float * const * rows = nullptr;
+    int n = 0; // rows
+    int column = 0;
+    bool two = false; // strips
+
+    void fetch(int i) const {
+        prefetch_to_write(rows[i] + column);
+        prefetch_to_write(rows[i] + column + COLUMNS);
+    }
+
+    void put(int i) const {
+        const char * from = sums + i / ROWS * 2 * TILE + i % ROWS * 64;
+        store(rows[i] + column, load_floats((const float *) from));
+        if (two) {
+            store(rows[i] + column + COLUMNS, load_floats((const float *) (from + TILE)));
+        }
+    }
 };
 
-// One or two tiles of rows times two strips of weights; the sums are in tiles 4 to 7.
-template <int HALVES, bool LINES>
+// What is done while a block is multiplied, a part with each step
+struct meanwhile {
+    const char * weights = nullptr; // to come from memory: `bytes` of each of two strips
+    int64_t next = 0;               // strip
+    int bytes = 0;
+    results before; // of the last block
+    results own;    // to come
+};
+
+// What is read once for a block of rows must not displace the weights, which are read for each block.
+#define LOAD_ROWS(t, at, stride)                                                                                       \
+    if constexpr (MANY) {                                                                                              \
+        TILE_LOAD_ONCE(t, at, stride);                                                                                 \
+    } else {                                                                                                           \
+        TILE_LOAD(t, at, stride);                                                                                      \
+    }
+
+// One or two tiles of rows, of MANY blocks, times two strips of weights; the sums are in tiles 4 to 7.
+template <int HALVES, bool MANY, bool LINES>
 inline __attribute__((always_inline)) void dots(const char * a, int64_t next, const char * b0, const char * b1,
-                                                int64_t steps, const wanted & soon, const char * const * out,
-                                                const int64_t * apart) {
+                                                int steps, const meanwhile & other) {
     constexpr int ahead = 12 * TILE;
-    const int64_t lines = (soon.bytes / 64 + steps - 1) / steps;
-    for (int64_t i = 0; i < steps; i++, a += TILE, b0 += TILE, b1 += TILE) {
-        for (int64_t j = i * lines; j < (i + 1) * lines; j++) {
-            _mm_prefetch(soon.weights + 64 * j, _MM_HINT_T0);
-            _mm_prefetch(soon.weights + soon.next + 64 * j, _MM_HINT_T0);
+    const int lines = (other.bytes / 64 + steps - 1) / steps;
+    const int rows = (FEW + steps - 1) / steps;
+    for (int i = 0; i < steps; i++, a += TILE, b0 += TILE, b1 += TILE) {
+        for (int j = i * lines; j < (i + 1) * lines; j++) {
+            _mm_prefetch(other.weights + 64 * j, _MM_HINT_T1);
+            _mm_prefetch(other.weights + other.next + 64 * j, _MM_HINT_T1);
         }
-        for (int half = 0; half < HALVES && out; half++) {
-            for (int64_t j = i * ROWS / steps; j < (i + 1) * ROWS / steps; j++) {
-                prefetch_to_write(out[half] + j * apart[half]);
-                prefetch_to_write(out[half] + j * apart[half] + 64);
-            }
+        for (int j = i * rows; j < std::min((i + 1) * rows, other.own.n); j++) {
+            other.own.fetch(j);
         }
         TILE_LOAD(0, b0, 64);
-        TILE_LOAD(2, a, 64);
+        LOAD_ROWS(2, a, 64)
         TILE_MULTIPLY_BF16(4, 2, 0);
         TILE_LOAD(1, b1, 64);
         TILE_MULTIPLY_BF16(5, 2, 1);
         if constexpr (HALVES == 2) {
-            TILE_LOAD(3, a + next, 64);
+            LOAD_ROWS(3, a + next, 64)
             TILE_MULTIPLY_BF16(6, 3, 0);
             TILE_MULTIPLY_BF16(7, 3, 1);
         }
@@ -99,65 +138,67 @@ inline __attribute__((always_inline)) void dots(const char * a, int64_t next, co
                 _mm_prefetch(b1 + ahead + j, _MM_HINT_T0);
             }
         }
+        for (int j = i * rows; j < std::min((i + 1) * rows, other.before.n); j++) {
+            other.before.put(j);
+        }
     }
 }
 
-// What a block of up to 32 rows needs besides: where its sums are, and the results of its rows where they lie evenly.
-struct block {
-    char * sums;
-    char * out[2];    // of each half; nullptr: rows are copied from the sums
-    int64_t apart[2]; // of its rows
+// Where the sums of a block go: of the first 16 rows and of the others, `stride` bytes apart, and `next` from strip to strip
+struct place {
+    char * halves[2];
+    int64_t stride;
+    int64_t next;
+
+    explicit place(char * sums) : halves{ sums, sums + 2 * TILE }, stride(64), next(TILE) {}
+    place(float * rows, float * others, int64_t stride)
+        : halves{ (char *) rows, (char *) others }, stride(stride), next(64) {}
 };
 
-#define LOAD_SUMS(t, at)                                                                                               \
-    if (is_first) {                                                                                                    \
-        TILE_ZERO(t);                                                                                                  \
-    } else {                                                                                                           \
-        TILE_LOAD(t, at, 64);                                                                                          \
-    }
-
-template <typename W, int HALVES, bool LINES>
-void multiply_block(const char * a, int64_t k, int64_t at, int64_t n, const char * const (*b)[2], bool is_first,
-                    bool is_last, const block & to, const wanted & soon) {
+// The products of n weights, from `at` on, are added to `sums`, or to 0, and go to `to`.
+template <typename W, int HALVES, bool MANY, bool LINES>
+void multiply_block(const char * a, int64_t k, int64_t at, int64_t n, const char * const (*b)[2], const char * sums,
+                    const place & to, const meanwhile & other) {
     const int64_t next = ROWS * row_size<W::terms>(k);
     const char * rest = a + (k + at) * 2 * ROWS;
+    const int steps = int(n / STEP);
     a += at * 2 * ROWS;
-    LOAD_SUMS(4, to.sums)
-    LOAD_SUMS(5, to.sums + TILE)
-    if constexpr (HALVES == 2) {
-        LOAD_SUMS(6, to.sums + 2 * TILE)
-        LOAD_SUMS(7, to.sums + 3 * TILE)
+    if (at == 0) {
+        TILE_ZERO(4);
+        TILE_ZERO(5);
+        TILE_ZERO(6);
+        TILE_ZERO(7);
+    } else {
+        LOAD_ROWS(4, sums, 64)
+        LOAD_ROWS(5, sums + TILE, 64)
+        if constexpr (HALVES == 2) {
+            LOAD_ROWS(6, sums + 2 * TILE, 64)
+            LOAD_ROWS(7, sums + 3 * TILE, 64)
+        }
     }
-    const bool direct[2] = { is_last && to.out[0], is_last && to.out[1] };
-    const char * const * out = direct[0] && (HALVES == 1 || direct[1]) ? to.out : nullptr;
-    dots<HALVES, LINES>(a, next, b[0][0], b[1][0], n / STEP, soon, out, to.apart);
+    dots<HALVES, MANY, LINES>(a, next, b[0][0], b[1][0], steps, other);
     if constexpr (W::terms == 2) {
-        dots<HALVES, false>(a, next, b[0][1], b[1][1], n / STEP, {}, nullptr, nullptr);
-        dots<HALVES, false>(rest, next, b[0][0], b[1][0], n / STEP, {}, nullptr, nullptr);
+        dots<HALVES, MANY, false>(a, next, b[0][1], b[1][1], steps, {});
+        dots<HALVES, MANY, false>(rest, next, b[0][0], b[1][0], steps, {});
     }
-    char * left = direct[0] ? to.out[0] : to.sums;
-    TILE_STORE(4, left, direct[0] ? to.apart[0] : 64);
-    TILE_STORE(5, left + (direct[0] ? 64 : TILE), direct[0] ? to.apart[0] : 64);
+    TILE_STORE(4, to.halves[0], to.stride);
+    TILE_STORE(5, to.halves[0] + to.next, to.stride);
     if constexpr (HALVES == 2) {
-        char * right = direct[1] ? to.out[1] : to.sums + 2 * TILE;
-        TILE_STORE(6, right, direct[1] ? to.apart[1] : 64);
-        TILE_STORE(7, right + (direct[1] ? 64 : TILE), direct[1] ? to.apart[1] : 64);
+        TILE_STORE(6, to.halves[1], to.stride);
+        TILE_STORE(7, to.halves[1] + to.next, to.stride);
     }
 }
 
-#undef LOAD_SUMS
+#undef LOAD_ROWS
 
-// The distance between the results of 16 rows in bytes, or 0 where they do not lie evenly
+// The distance between the results of 16 or 32 rows in bytes, or 0 where they do not lie evenly, or are fewer
 inline int64_t distance(float * const * out, int rows) {
-    if (rows < ROWS) {
-        return 0;
-    }
-    for (int r = 1; r < ROWS; r++) {
+    for (int r = 2; r < rows; r++) {
         if (out[r] - out[r - 1] != out[1] - out[0]) {
             return 0;
         }
     }
-    return (out[1] - out[0]) * sizeof(float);
+    return rows % ROWS == 0 ? (out[1] - out[0]) * sizeof(float) : 0;
 }
 
 template <typename W>
@@ -166,72 +207,71 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
     auto & own = *(scratch<W> *) memory;
     const int blocks = (rows + FEW - 1) / FEW;
     const bool few = blocks == 1;
-    const int64_t depth = W::is_bf16 && few ? k : GGML_WIDE_DEPTH;
-    int64_t apart[GGML_WIDE_PROMPT_ROWS / ROWS];
-    for (int r = 0; r < rows; r += ROWS) {
-        apart[r / ROWS] = distance(out + r, rows - r);
-    }
+    const int64_t even = few ? distance(out, rows) : 0;
+    const int64_t size = W::strip_size(k);
+    results before;
     config_for(64, ROWS).use();
 
-    const auto pair = [&](int c, int64_t at) {
-        const int64_t n = std::min(depth, k - at);
+    const auto pair = [&](int c, int64_t at, int64_t n) {
         const bool two = c + 1 < strips;
+        const bool is_last = at + n == k;
         const char * b[2][2] = {};
         for (int s = 0; s < 2; s++) {
             if (s == 0 || two) {
-                W::tiles(weights + (c + s) * W::strip_size(k), k, at, int(n), own, s, b[s]);
+                W::tiles(weights + (c + s) * size, k, at, int(n), own, s, b[s]);
             } else {
                 memcpy(b[1], b[0], sizeof(b[0]));
             }
         }
         for (int i = 0; i < blocks; i++) {
             const int r = FEW * i;
-            const int halves = rows - r > ROWS ? 2 : 1;
-            block to = { own.sums(int64_t(c / 2) * blocks + i), {}, {} };
-            for (int half = 0; half < halves; half++) {
-                to.apart[half] = apart[r / ROWS + half];
-                to.out[half] = two && to.apart[half] ? (char *) (out[r + ROWS * half] + COLUMNS * c) : nullptr;
+            const bool whole = rows - r > ROWS;
+            constexpr bool lines = W::is_bf16;
+            const auto run = few      ? whole ? multiply_block<W, 2, false, lines> : multiply_block<W, 1, false, lines>
+                             : !whole ? multiply_block<W, 1, true, false>
+                             : lines && i == 0 ? multiply_block<W, 2, true, lines>
+                                               : multiply_block<W, 2, true, false>;
+            meanwhile other;
+            other.before = before;
+            char * sums = own.sums(int64_t(c / 2) * blocks + i);
+            place to(is_last ? own.ready : sums);
+            if (is_last) {
+                other.own = { own.ready, out + r, std::min(rows - r, FEW), COLUMNS * c, two };
             }
-            const bool is_last = at + n == k;
-            const auto run = halves == 1            ? multiply_block<W, 1, W::is_bf16>
-                             : W::is_bf16 && i == 0 ? multiply_block<W, 2, W::is_bf16>
-                                                    : multiply_block<W, 2, false>;
-            wanted soon;
+            const bool is_direct = is_last && two && even;
+            if (is_direct) { // few rows: their cache lines have arrived
+                to = place(out[0] + COLUMNS * c, out[whole ? ROWS : 0] + COLUMNS * c, even);
+            }
             if (!W::is_bf16 || !few) { // the weights of the pair after this one, or of the next stretch
                 const bool more = c + 2 < strips;
                 const int64_t then = more ? at : at + n;
-                const int64_t size = W::strip_size(k);
                 const int64_t bytes = size * n / k;
                 const int64_t begin = bytes * i / blocks / 64 * 64;
-                soon.weights = weights + (more ? c + 2 : 0) * size + size * then / k + begin;
-                soon.next = size;
-                soon.bytes = int(bytes * (i + 1) / blocks / 64 * 64 - begin);
+                other.weights = weights + (more ? c + 2 : 0) * size + size * then / k + begin;
+                other.next = size;
+                other.bytes = int(bytes * (i + 1) / blocks / 64 * 64 - begin);
             }
-            run(inputs + r * row_size<W::terms>(k), k, at, n, b, at == 0, is_last, to, soon);
-            for (int j = 0; is_last && j < std::min(rows - r, FEW); j++) {
-                if (!to.out[j / ROWS]) {
-                    const char * from = to.sums + j / ROWS * 2 * TILE + j % ROWS * 64;
-                    float * row = out[r + j] + COLUMNS * c;
-                    memcpy(row, from, 64);
-                    if (two) {
-                        memcpy(row + COLUMNS, from + TILE, 64);
-                    }
-                }
-            }
+            run(inputs + r * row_size<W::terms>(k), k, at, n, b, sums, to, other);
+            before = is_direct ? results() : other.own;
         }
     };
     if (few) { // each strip is read from its start to its end
         for (int c = 0; c < strips; c += 2) {
-            for (int64_t at = 0; at < k; at += depth) {
-                pair(c, at);
+            for (int64_t at = 0, n; at < k; at += n) {
+                n = W::is_bf16 ? k : stretch<W>(at, k);
+                pair(c, at, n);
             }
         }
     } else { // the inputs of a stretch stay in the second level cache for all strips
-        for (int64_t at = 0; at < k; at += depth) {
+        for (int64_t at = 0, n; at < k; at += n) {
+            n = stretch<W>(at, k);
             for (int c = 0; c < strips; c += 2) {
-                pair(c, at);
+                pair(c, at, n);
             }
         }
+    }
+    for (int i = 0; i < before.n; i++) {
+        before.put(i);
     }
     restore_config();
 }

@@ -34,6 +34,8 @@ static inline bool ask_for_tiles() {
 // The intrinsics of GCC 12 do not say that they read and write memory.
 #define TILE_LOAD(tile, base, stride)                                                                                  \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile : : "r"(base), "r"((int64_t) (stride)) : "memory")
+#define TILE_LOAD_ONCE(tile, base, stride) /* does not displace what is in the first level cache */                    \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile : : "r"(base), "r"((int64_t) (stride)) : "memory")
 #define TILE_STORE(tile, base, stride)                                                                                 \
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(base), "r"((int64_t) (stride)) : "memory")
 #define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile : :)

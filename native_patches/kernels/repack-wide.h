@@ -29,8 +29,7 @@
 #define GGML_WIDE_COLUMNS 16
 #endif
 
-// Weights of a column that are unpacked at once for the rows of prompts; most of these rows in a call
-#define GGML_WIDE_DEPTH 256
+// Most rows of prompts in a call
 #define GGML_WIDE_PROMPT_ROWS 512
 
 // Products of rows of prompts (repack-prompts.h)
@@ -287,7 +286,7 @@ template <typename BASE> class wide_traits : public BASE {
         const int64_t most = (n[0] + blocks - 1) / blocks;                                      // rows of a block
         const int64_t groups = n[1] ? 1 : (most + group_size(at.row) - 1) / group_size(at.row); // of a block
         const int64_t group = n[1] ? n[0] : GGML_PAD((most + groups - 1) / groups, PASSES);
-        const int64_t wanted = params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 4 : 16);
+        const int64_t wanted = params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 2 : 16);
         const int64_t parts = std::min(pairs, (wanted + blocks * groups - 1) / (blocks * groups));
         const int64_t chunks = blocks * parts * groups;
         new (own(params->ith)) std::atomic<int64_t>(0);

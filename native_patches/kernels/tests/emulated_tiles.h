@@ -106,6 +106,7 @@ template <typename CONFIG> void configure(const CONFIG & config) {
 inline bool ask_for_tiles() { return true; }
 
 #define TILE_LOAD(tile, base, stride) emulated_tiles::load(tile, base, stride)
+#define TILE_LOAD_ONCE(tile, base, stride) emulated_tiles::load(tile, base, stride)
 #define TILE_STORE(tile, base, stride) emulated_tiles::store(tile, base, stride)
 #define TILE_ZERO(tile) memset(emulated_tiles::tiles[tile].at, 0, sizeof(emulated_tiles::tiles[tile].at))
 #define TILE_MULTIPLY(is_signed, c, a, b) emulated_tiles::multiply(is_signed, c, a, b);
