@@ -13,6 +13,7 @@
 #include "repack-tiles.h"
 #include "repack-vector.h"
 #include "repack-wide.h"
+#include "vec.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -74,18 +75,23 @@ struct results {
     float * const * rows = nullptr;
     int n = 0; // rows
     int column = 0;
-    bool two = false; // strips
+    bool two = false;    // strips
+    bool swiglu = false; // of the two, which are one then
 
     void fetch(int i) const {
         prefetch_to_write(rows[i] + column);
-        prefetch_to_write(rows[i] + column + COLUMNS);
+        if (!swiglu) {
+            prefetch_to_write(rows[i] + column + COLUMNS);
+        }
     }
 
     void put(int i) const {
         const char * from = sums + i / ROWS * 2 * TILE + i % ROWS * 64;
-        store(rows[i] + column, load_floats((const float *) from));
-        if (two) {
-            store(rows[i] + column + COLUMNS, load_floats((const float *) (from + TILE)));
+        const floats first = load_floats((const float *) from);
+        const floats second = load_floats((const float *) (from + TILE));
+        store(rows[i] + column, swiglu ? times(ggml_v_silu(first), second) : first); // as ggml_vec_swiglu_f32
+        if (two && !swiglu) {
+            store(rows[i] + column + COLUMNS, second);
         }
     }
 };
@@ -202,23 +208,28 @@ inline int64_t distance(float * const * out, int rows) {
 }
 
 template <typename W>
-void multiply(int64_t k, const char * weights, int strips, const char * inputs, int rows, float * const * out,
-              char * memory) {
+void multiply(int64_t k, const char * weights, const char * ups, int strips, const char * inputs, int rows,
+              float * const * out, char * memory) {
     auto & own = *(scratch<W> *) memory;
     const int blocks = (rows + FEW - 1) / FEW;
     const bool few = blocks == 1;
+    const int pairs = ups ? strips : (strips + 1) / 2;
     const int64_t even = few ? distance(out, rows) : 0;
     const int64_t size = W::strip_size(k);
     results before;
     config_for(64, ROWS).use();
 
-    const auto pair = [&](int c, int64_t at, int64_t n) {
-        const bool two = c + 1 < strips;
+    const auto strip = [&](int p, int s) {
+        return ups ? (s ? ups : weights) + p * size : weights + (2 * p + s) * size;
+    };
+    const auto pair = [&](int p, int64_t at, int64_t n) {
+        const bool two = ups || 2 * p + 1 < strips;
+        const int column = COLUMNS * (ups ? p : 2 * p);
         const bool is_last = at + n == k;
         const char * b[2][2] = {};
         for (int s = 0; s < 2; s++) {
             if (s == 0 || two) {
-                W::tiles(weights + (c + s) * size, k, at, int(n), own, s, b[s]);
+                W::tiles(strip(p, s), k, at, int(n), own, s, b[s]);
             } else {
                 memcpy(b[1], b[0], sizeof(b[0]));
             }
@@ -233,22 +244,22 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
                                                : multiply_block<W, 2, true, false>;
             meanwhile other;
             other.before = before;
-            char * sums = own.sums(int64_t(c / 2) * blocks + i);
+            char * sums = own.sums(int64_t(p) * blocks + i);
             place to(is_last ? own.ready : sums);
             if (is_last) {
-                other.own = { own.ready, out + r, std::min(rows - r, FEW), COLUMNS * c, two };
+                other.own = { own.ready, out + r, std::min(rows - r, FEW), column, two, ups != nullptr };
             }
-            const bool is_direct = is_last && two && even;
+            const bool is_direct = is_last && two && !ups && even;
             if (is_direct) { // few rows: their cache lines have arrived
-                to = place(out[0] + COLUMNS * c, out[whole ? ROWS : 0] + COLUMNS * c, even);
+                to = place(out[0] + column, out[whole ? ROWS : 0] + column, even);
             }
             if (!W::is_bf16 || !few) { // the weights of the pair after this one, or of the next stretch
-                const bool more = c + 2 < strips;
+                const bool more = p + 1 < pairs;
                 const int64_t then = more ? at : at + n;
                 const int64_t bytes = size * n / k;
                 const int64_t begin = bytes * i / blocks / 64 * 64;
-                other.weights = weights + (more ? c + 2 : 0) * size + size * then / k + begin;
-                other.next = size;
+                other.weights = strip(more ? p + 1 : 0, 0) + size * then / k + begin;
+                other.next = strip(0, 1) - strip(0, 0);
                 other.bytes = int(bytes * (i + 1) / blocks / 64 * 64 - begin);
             }
             run(inputs + r * row_size<W::terms>(k), k, at, n, b, sums, to, other);
@@ -256,17 +267,17 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
         }
     };
     if (few) { // each strip is read from its start to its end
-        for (int c = 0; c < strips; c += 2) {
+        for (int p = 0; p < pairs; p++) {
             for (int64_t at = 0, n; at < k; at += n) {
                 n = W::is_bf16 ? k : stretch<W>(at, k);
-                pair(c, at, n);
+                pair(p, at, n);
             }
         }
     } else { // the inputs of a stretch stay in the second level cache for all strips
         for (int64_t at = 0, n; at < k; at += n) {
             n = stretch<W>(at, k);
-            for (int c = 0; c < strips; c += 2) {
-                pair(c, at, n);
+            for (int p = 0; p < pairs; p++) {
+                pair(p, at, n);
             }
         }
     }

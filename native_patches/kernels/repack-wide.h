@@ -42,9 +42,10 @@ struct ggml_wide_prompts {
     void (*put)(const float * x, char * to, int64_t k, int64_t apart);
     size_t (*scratch_size)(int strips, int rows);
     // as ggml_wide_kernel::multiply, up to GGML_WIDE_PROMPT_ROWS rows: 16 of them are row_size(k) * 16 bytes, the first piece
-    // of each, then the second ones
-    void (*multiply)(int64_t k, const char * weights, int strips, const char * inputs, int rows, float * const * out,
-                     char * scratch);
+    // of each, then the second ones. `ups`: nullptr, or weights of as many columns, and a result is the SwiGLU of both
+    // products.
+    void (*multiply)(int64_t k, const char * weights, const char * ups, int strips, const char * inputs, int rows,
+                     float * const * out, char * scratch);
 };
 
 // The kernel of a type of weights.
@@ -113,13 +114,29 @@ template <typename BASE> class wide_traits : public BASE {
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         if (op->op == GGML_OP_MUL_MAT) {
-            dense(params, op);
+            dense(params, op, nullptr, op);
         } else if (op->op == GGML_OP_MUL_MAT_ID) {
             experts(params, op);
         } else {
             return false;
         }
         return true;
+    }
+
+    // The SwiGLU of two products, gate and up, at once: then the products need no memory. Returns false, and does nothing,
+    // if they are not the same in all but their weights, or if a row is not one of many of prompts.
+    bool swiglu(const ggml_compute_params * params, const ggml_tensor * gate, const ggml_tensor * up,
+                ggml_tensor * glu) const {
+        const layout at(kernel, gate);
+        bool takes = at.prompts && ggml_nrows(gate) > GROUP && ggml_are_same_shape(gate->src[0], up->src[0]) &&
+                     gate->src[1] == up->src[1] && gate->src[2] == up->src[2] && glu->type == GGML_TYPE_F32;
+        for (int64_t i = 0; takes && i < ggml_nrows(gate); i++) {
+            takes = at.is_prompt(i);
+        }
+        if (takes) {
+            dense(params, gate, up->src[0], glu);
+        }
+        return takes;
     }
 
   private:
@@ -229,24 +246,28 @@ template <typename BASE> class wide_traits : public BASE {
         }
     }
 
-    // strips [first, last) of columns for rows of prompts
+    // strips [first, last) of columns for rows of prompts; `ups`: see ggml_wide_prompts
     template <typename ROW_OUT>
-    void multiply_prompts(int64_t k, const char * weights, size_t strip_size, int64_t first, int64_t last,
-                          const char * rows, size_t row, int64_t n, char * scratch, ROW_OUT && row_out) const {
+    void multiply_prompts(int64_t k, const char * weights, const char * ups, size_t strip_size, int64_t first,
+                          int64_t last, const char * rows, size_t row, int64_t n, char * scratch,
+                          ROW_OUT && row_out) const {
+        const int64_t panel = ups ? PANEL / 2 : PANEL;
         for (int64_t r = 0; r < n; r += GGML_WIDE_PROMPT_ROWS) {
             const int64_t count = std::min<int64_t>(GGML_WIDE_PROMPT_ROWS, n - r);
             float * out[GGML_WIDE_PROMPT_ROWS];
-            for (int64_t s = first; s < last; s += PANEL) {
+            for (int64_t s = first; s < last; s += panel) {
                 for (int64_t i = 0; i < count; i++) {
                     out[i] = row_out(r + i) + s * STRIP;
                 }
-                kernel.prompts->multiply(k, weights + s * strip_size, int(std::min<int64_t>(PANEL, last - s)),
-                                         rows + r * row, int(count), out, scratch);
+                kernel.prompts->multiply(k, weights + s * strip_size, ups ? ups + s * strip_size : nullptr,
+                                         int(std::min(panel, last - s)), rows + r * row, int(count), out, scratch);
             }
         }
     }
 
-    void dense(ggml_compute_params * params, ggml_tensor * op) const {
+    // The products of `op` go to `to`, or, with `ups`, the SwiGLU of them and of the products with these weights.
+    void dense(const ggml_compute_params * params, const ggml_tensor * op, const ggml_tensor * ups,
+               ggml_tensor * to) const {
         const ggml_tensor * weights = op->src[0];
         const ggml_tensor * in = op->src[1];
         const int64_t k = in->ne[0];
@@ -306,11 +327,12 @@ template <typename BASE> class wide_traits : public BASE {
                 const int64_t end = n[0] && n[1] ? std::min<int64_t>(s + PANEL, last) : last;
                 if (n[0]) {
                     multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, begin,
-                             until, scratch, [&](int64_t i) { return row_out(op, order[0][i]); });
+                             until, scratch, [&](int64_t i) { return row_out(to, order[0][i]); });
                 }
                 if (n[1]) {
-                    multiply_prompts(k, (const char *) weights->data, strip_size, s, end, memory + at.prompt_rows,
-                                     at.prompt_row, n[1], scratch, [&](int64_t i) { return row_out(op, order[1][i]); });
+                    multiply_prompts(k, (const char *) weights->data, ups ? (const char *) ups->data : nullptr,
+                                     strip_size, s, end, memory + at.prompt_rows, at.prompt_row, n[1], scratch,
+                                     [&](int64_t i) { return row_out(to, order[1][i]); });
                 }
             }
         };
@@ -390,7 +412,8 @@ template <typename BASE> class wide_traits : public BASE {
                     return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]);
                 };
                 if (is_prompt) {
-                    multiply_prompts(k, of_expert, strip_size, first, last, copies, at.prompt_row, count, scratch, out);
+                    multiply_prompts(k, of_expert, nullptr, strip_size, first, last, copies, at.prompt_row, count,
+                                     scratch, out);
                 } else {
                     multiply(k, of_expert, strip_size, first, last, copies, at.row, 0, count, scratch, out);
                 }
@@ -438,4 +461,21 @@ template <typename BASE> const ggml::cpu::tensor_traits * wide_traits_of(const g
     };
     static const table known;
     return ggml_wide_takes(weights) ? known.of[weights->type].get() : nullptr;
+}
+
+// Both products, and glu as their SwiGLU, at once; false, and nothing is done, where that is not possible.
+template <typename BASE>
+bool wide_swiglu(const ggml_compute_params * params, const ggml_tensor * first, const ggml_tensor * second,
+                 ggml_tensor * glu) {
+    const bool is_gate = glu->src[0] == first;
+    if (ggml_get_glu_op(glu) != GGML_GLU_OP_SWIGLU || glu->src[is_gate] != second || glu->src[!is_gate] != first) {
+        return false;
+    }
+    const auto * traits = static_cast<const wide_traits<BASE> *>(wide_traits_of<BASE>(first->src[0]));
+    for (const ggml_tensor * op : { first, second }) {
+        if (!traits || op->src[0]->extra != traits) { // other weights, or in another buffer
+            return false;
+        }
+    }
+    return is_gate ? traits->swiglu(params, first, second, glu) : traits->swiglu(params, second, first, glu);
 }

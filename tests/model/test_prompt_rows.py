@@ -25,6 +25,19 @@ def test_prompts_have_kernels_of_their_own_unless_all_rows_are_to_be_alike():
     assert np.median(np.abs(found[0] - found[1])) < MAX_GAP / 2
 
 
+def test_a_prompt_has_the_same_bits_in_one_pass_and_in_many():
+    """More than 32 rows have a SwiGLU together with its products (0024), fewer rows have it after them."""
+    asks = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for rows in (16, 512):
+        with LLM("tiny", instances=1, n_batch=rows, n_ubatch=rows, **OPTIONS) as llm:
+            found.append(
+                [next(iter(each.values())).logprob for each in llm.generate(PROMPT, asks)[0].prompt_logprobs[1:]]
+            )
+    assert len(found[0]) > 32
+    assert found[0] == found[1]
+
+
 def test_what_is_computed_again_after_a_preemption_has_its_bits_again():
     """Prompt tokens use the kernels of prompts again, and generated tokens use those of generated rows."""
 
