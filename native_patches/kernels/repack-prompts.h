@@ -29,6 +29,7 @@ constexpr int STEP = 32;        // weights of a column, or inputs of a row, that
 constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = ROWS * 64; // bytes
 constexpr int FEW = 2 * ROWS;   // most rows that are multiplied with all of a column before the next one
+constexpr int SOME = 4;         // blocks of FEW rows: fewer spend more time on unpacking than on sums
 constexpr int UNIT = 256;       // weights of a column that are unpacked at a time
 
 // Weights of a column that are multiplied with all rows before the next ones. Each time, the sums of 32 rows go to the
@@ -37,7 +38,7 @@ constexpr int UNIT = 256;       // weights of a column that are unpacked at a ti
 template <typename W> constexpr int64_t depth = 512 / W::terms;
 
 // The weights from `at` on: a short rest does not stand alone.
-template <typename W> int64_t stretch(int64_t at, int64_t k) { return k - at < depth<W> + UNIT ? k - at : depth<W>; }
+inline int64_t stretch(int64_t at, int64_t k, int64_t depth) { return k - at < depth + depth / 2 ? k - at : depth; }
 
 // Inputs of 16 rows lie together, the first STEP of each row, then the next ones: tiles as they are loaded. With TERMS 2 a
 // second number is what the first one has left of an input, and lies behind all the first ones.
@@ -269,13 +270,13 @@ void multiply(int64_t k, const char * weights, const char * ups, int strips, con
     if (few) { // each strip is read from its start to its end
         for (int p = 0; p < pairs; p++) {
             for (int64_t at = 0, n; at < k; at += n) {
-                n = W::is_bf16 ? k : stretch<W>(at, k);
+                n = W::is_bf16 ? k : stretch(at, k, UNIT);
                 pair(p, at, n);
             }
         }
     } else { // the inputs of a stretch stay in the second level cache for all strips
         for (int64_t at = 0, n; at < k; at += n) {
-            n = stretch<W>(at, k);
+            n = stretch(at, k, blocks < SOME ? UNIT : depth<W>);
             for (int p = 0; p < pairs; p++) {
                 pair(p, at, n);
             }
