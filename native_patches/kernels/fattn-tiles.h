@@ -167,18 +167,19 @@ static void all_products(const left_side & a, int64_t rows, const right_side & b
     });
 }
 
-// exp(x - top), at most 3 units in the last place from it; 0 for -INFINITY. The polynomial is 2^x from -0.5 to 0.5.
+// exp(x - top), at most 3 units in the last place from it; 0 below 2^-126. The polynomial is 2^x from -0.5 to 0.5.
 static FATTN_INLINE __m512 exponentials(__m512 x, __m512 top) {
     const __m512 log2e = _mm512_set1_ps(1.44269504f);
     const __m512 power = _mm512_fmsub_ps(x, log2e, _mm512_mul_ps(top, log2e));
-    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), power); // a NaN stays one
-    const __m512 whole = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(clamped, whole);
+    const __mmask16 normal =
+        _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); // or a NaN, which stays one
+    const __m512 whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(power, whole);
     __m512 y = _mm512_set1_ps(POLYNOMIAL[5]);
     for (int i = 4; i >= 0; --i) {
         y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(POLYNOMIAL[i]));
     }
-    return _mm512_scalef_ps(y, whole);
+    return _mm512_maskz_scalef_ps(normal, y, whole); // a result that underflows would take 100 cycles
 }
 
 // The largest of the scores of n keys, in each lane
