@@ -3,8 +3,8 @@
 // Products of rows of prompts with a block of K and V through tiles of BF16. A number has up to 24 bits in F32 and 8 in
 // BF16, so a query and a key are the sum of two numbers of BF16 each, and a product is three: that of both second numbers is
 // left out. So are weights and values where the model's other products have more bits than BF16 (TERMS 2); elsewhere they
-// are rounded, as inputs of these are. Scores and sums lie as in fattn-many.h, a query in each lane, so the softmax is the
-// same.
+// are rounded, as inputs of these are. Scores and sums lie as in fattn-many.h, a query in each lane, and the softmax writes its
+// weights as the next product reads them.
 //
 // A query's sums are added up in the order of the elements, and of the keys, whatever queries are beside it.
 

@@ -1,9 +1,9 @@
 #pragma once
 
 // Products of many rows with weights of any type through tiles of BF16. A prompt can pay once for what a row that is
-// generated would pay each time: the weights of two strips, DEPTH of each column at a time, become BF16, with scale and
+// generated would pay each time: the weights of two strips, `depth` of each column at a time, become BF16, with scale and
 // minimum, in a buffer that stays in the first level cache, and all rows are multiplied with them. Sums stay in tiles over
-// the DEPTH weights, and no whole number needs a scale between.
+// these weights, and no whole number needs a scale between.
 //
 // A row's sums are added up in the order of its weights, whatever rows and strips are computed beside it: its result is the
 // same bits alone and in company. They are others than those of the kernels for rows that are generated, so an operation is
@@ -29,7 +29,7 @@ constexpr int STEP = 32;        // weights of a column, or inputs of a row, that
 constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = ROWS * 64; // bytes
 constexpr int FEW = 2 * ROWS;   // most rows that are multiplied with all of a column before the next one
-constexpr int SOME = 4;         // blocks of FEW rows: fewer spend more time on unpacking than on sums
+constexpr int MANY_BLOCKS = 4;  // blocks of FEW rows; fewer blocks spend more time on unpacking than on sums
 constexpr int UNIT = 256;       // weights of a column that are unpacked at a time
 
 // Weights of a column that are multiplied with all rows before the next ones. Each time, the sums of 32 rows go to the
@@ -276,7 +276,7 @@ void multiply(int64_t k, const char * weights, const char * ups, int strips, con
         }
     } else { // the inputs of a stretch stay in the second level cache for all strips
         for (int64_t at = 0, n; at < k; at += n) {
-            n = stretch(at, k, blocks < SOME ? UNIT : depth<W>);
+            n = stretch(at, k, blocks < MANY_BLOCKS ? UNIT : depth<W>);
             for (int p = 0; p < pairs; p++) {
                 pair(p, at, n);
             }
