@@ -53,26 +53,43 @@ def stock_programs(plan: Plan, force: bool = False) -> Path:
 
 
 def libraries(plan: Plan) -> Path:
-    """Returns the folder of stock libllama and ggml's libraries, from the cache or built now. Raises SetupFailure."""
-    plan = plan_of(plan)
+    """Returns the folder of stock libllama and ggml's libraries, from the cache or built now. Raises SetupFailure.
+
+    Args:
+        plan: plan of the patched build.
+    """
+    return _cached(plan_of(plan), tree)
+
+
+def patched_libraries(plan: Plan) -> Path:
+    """Returns the folder of libllama and ggml's libraries with all patches, for a plan that is not installed.
+
+    Raises:
+        SetupFailure: the build failed.
+    """
+    return _cached(plan, source.patched_tree)
+
+
+def _cached(plan: Plan, unpack: llama_programs.Unpack) -> Path:
     folder = cache_dir() / "stock" / plan.key
     if (folder / MARKER).is_file():
         return folder
     home = make_folder(folder.parent)
     with lock(home / "lock"):
         if not (folder / MARKER).is_file():  # another build may have made them while we waited
-            _build(plan, folder)
+            _build(plan, folder, unpack)
     return folder
 
 
-def _build(plan: Plan, folder: Path) -> None:
+def _build(plan: Plan, folder: Path, unpack: llama_programs.Unpack) -> None:
     require_space(folder.parent, GIGABYTES)
     log = make_folder(cache_dir() / "logs") / f"stock-{plan.key}.log"
     log.write_text(plan.marker(), encoding="utf-8")
-    say(f"Building llama.cpp without our patches ({plan.backend}), once; this takes some minutes. Log: {log}")
+    patched = "with" if plan.kernels else "without"
+    say(f"Building llama.cpp {patched} our patches ({plan.backend}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
         place = Path(temporary)
-        made = llama_programs.compile_targets(tree(log, place), place, log, (*plan.flags, *_FLAGS), ("llama",))
+        made = llama_programs.compile_targets(unpack(log, place), place, log, (*plan.flags, *_FLAGS), ("llama",))
         ready = make_folder(place / "ready")
         for library in made.glob("lib*"):
             shutil.copy2(library, ready / library.name, follow_symlinks=False)

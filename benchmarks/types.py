@@ -1,17 +1,19 @@
 """Measures each type of weights at 1, 8 and 32 rows and with a prompt, ours beside stock and the machine's roofs.
 
-    python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--ik PROGRAM] [--json FILE]
-        [--picture FILE]
+    python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--cpu VARIANT] [--ik PROGRAM]
+        [--json FILE] [--picture FILE]
 
 A cell of the table is a shape and a type. Its file has random weights in the types that llama-quantize gives to the
 tensors (type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py). They take turns;
 the fastest step counts. A first program of each side has one sequence and computes the prompt. A second program has 32
 sequences of 64 tokens, and decodes one token for 1, 8 or 32 of them; its peak of resident memory is shown beside the
-file's size. With --ik, llama-batched-bench of ik_llama.cpp (ik.py) computes the same after both of them.
+file's size. With --ik, llama-batched-bench of ik_llama.cpp (ik.py) computes the same after both of them. With --cpu,
+both sides are built for a CPU with fewer instruction sets than this one: `haswell` has AVX2, `alderlake` AVX-VNNI, too
+(native_patches/variants.py).
 
 Shares of the roofs are those of ours. At one row the share is the bytes of all weights a second over the rate at which
 all threads read memory. At 32 rows and in the prompt it is the products a second over the rate that the product
-instruction reaches from registers.
+instruction reaches from registers; with --cpu it is left out.
 
 The program writes the file after each cell. A later call measures the missing cells and those of another build of
 llama.cpp. So a run can be cut into pieces, and a change of a kernel can be measured type by type. If other processes
@@ -21,8 +23,10 @@ with --again: the tries of an earlier call then count, too.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +46,7 @@ from llamabatch.monitor.host import MachineSampler
 from llamabatch.native_build import machine
 from llamabatch.native_build.tools import SetupFailure, main_guard
 from llamabatch.tools.processes import PeakMemory
+from native_patches.variants import VARIANTS, chosen
 
 PROGRAM = Path(__file__).parent / "programs" / "steps.py"
 RESULTS = ROOT / "benchmarks" / "results" / "types.json"
@@ -64,21 +69,49 @@ TIMEOUT_S = 900.0
 _ATTEMPTS = 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Builds:
+    """The builds of llama.cpp of both sides.
+
+    Attributes:
+        key: the build key of ours.
+        folders: the folder of a side's libraries; None for the installed build.
+    """
+
+    key: str
+    folders: dict[str, Path | None]
+
+
+def builds(variant: str | None) -> Builds:
+    """Returns both builds for this CPU or for a CPU variant, from the cache or built now.
+
+    Raises:
+        SetupFailure: a build failed, or the installed library is not ours.
+    """
+    plan = machine.make_plan("cpu")
+    if variant is None:
+        return Builds(installed_build(), {OURS: None, STOCK: stock.libraries(plan)})
+    (of_cpu,) = chosen(platform.machine(), variant)
+    plan = dataclasses.replace(
+        plan, flags=(*plan.flags, "-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in of_cpu.sets))
+    )
+    return Builds(plan.key, {OURS: stock.patched_libraries(plan), STOCK: stock.libraries(plan)})
+
+
 class Sides:
     """Child programs of ours and of stock with one model, each with `sequences` sequences of `cells` cells.
 
     The constructor raises PeerFailure if a program fails.
     """
 
-    def __init__(self, model: Path, sequences: int, cells: int, threads: int) -> None:
+    def __init__(self, model: Path, sequences: int, cells: int, threads: int, folders: dict[str, Path | None]) -> None:
         self.programs: dict[str, Program] = {}
         self.facts: dict[str, Any] = {}
         self.memory: dict[str, int | None] = {}
         for name in (OURS, STOCK):
             env = environment({**os.environ, **environment_defaults(model.stat().st_size)})
-            if name == STOCK:
-                libraries = str(stock.libraries(machine.make_plan("cpu")))
-                env |= {"LLAMA_CPP_LIB_PATH": libraries, "LD_LIBRARY_PATH": libraries}
+            if (folder := folders[name]) is not None:
+                env |= {"LLAMA_CPP_LIB_PATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
             log = log_folder() / f"types-{name}-{sequences}.log"
             self.programs[name] = Program(name, [sys.executable, str(PROGRAM)], env, log, lines=True)
             given = {"model": str(model), "sequences": sequences, "cells": cells, "threads": threads}
@@ -105,18 +138,21 @@ class Sides:
             program.close()
 
 
-def measure(path: Path, threads: int, rounds: int, of_ik: Path | None = None) -> dict[str, Any]:
+def measure(
+    path: Path, threads: int, rounds: int, folders: dict[str, Path | None], of_ik: Path | None = None
+) -> dict[str, Any]:
     """Returns the seconds of each point and side, the peak memory, and facts of a file. Raises PeerFailure if ours or
     stock fails.
 
     Args:
+        folders: the folder of each side's libraries; None for the installed build.
         of_ik: llama-batched-bench of ik_llama.cpp, a third side. Its failure is returned as a fact.
     """
     seconds: dict[str, dict[str, float]] = {}
     others: list[float | None] = []
     memory: dict[str, int | None] = {}
     for sequences, cells in ((1, PROMPT + 256), (max(ROWS), CONTEXT + 256)):
-        sides = Sides(path, sequences, cells, threads)
+        sides = Sides(path, sequences, cells, threads, folders)
         try:
             sampler = MachineSampler(sides.pids)
             if sequences == 1:
@@ -221,6 +257,12 @@ def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 @click.option("--rounds", type=click.IntRange(min=1), help="Default: 2, quick 1.")
 @click.option("--again", is_flag=True, help="Measure cells again that the file has of this build.")
 @click.option(
+    "--cpu",
+    "variant",
+    type=click.Choice([each.name for each in VARIANTS.get(platform.machine(), ())]),
+    help="Builds of both sides for a CPU with fewer instruction sets.",
+)
+@click.option(
     "--ik", "of_ik", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="llama-batched-bench of ik_llama.cpp, a third side.",
 )  # fmt: skip
@@ -228,13 +270,13 @@ def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the figures go.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="A .svg or .png of all of the cells.")
 def main(
-    quick: bool, shapes: tuple[str, ...], types: tuple[str, ...], rounds: int | None, again: bool, of_ik: Path | None,
-    threads: int, path: Path | None, picture: Path | None,
+    quick: bool, shapes: tuple[str, ...], types: tuple[str, ...], rounds: int | None, again: bool, variant: str | None,
+    of_ik: Path | None, threads: int, path: Path | None, picture: Path | None,
 ) -> None:  # fmt: skip
     """Measure types of weights that the file of figures does not have yet."""
-    path = path or RESULTS.with_name("types-quick.json" if quick else "types.json")
-    build = installed_build()  # raises SetupFailure where the library is not ours
-    stock.libraries(machine.make_plan("cpu"))
+    path = path or RESULTS.with_name("-".join(("types", *([variant] if variant else []), *["quick"] * quick)) + ".json")
+    both = builds(variant)
+    build = both.key
     cells = known_cells(path)
     wanted = [
         (shape, kind)
@@ -244,7 +286,8 @@ def main(
     missing = [each for each in wanted if again or not _is_whole(cells.get(each, {}), build, of_ik is not None)]
     if not missing:
         click.echo(f"{path} has all of them; --again measures them again", err=True)
-    roofs = {**product_roofs(threads), "read_bytes_s": round(bandwidth(threads))}
+    roofs = {**({} if variant else product_roofs(threads)), "read_bytes_s": round(bandwidth(threads))}
+    tries = rounds or (1 if quick else 2)
     click.echo(HEAD)
     for each in wanted:
         if each not in missing:
@@ -256,7 +299,7 @@ def main(
             try:
                 with type_files.model(shape, kind, lambda text: click.echo(text, err=True)) as model:
                     for _ in range(_ATTEMPTS):
-                        found = merged(found, measure(model, threads, rounds or (1 if quick else 2), of_ik))
+                        found = merged(found, measure(model, threads, tries, both.folders, of_ik))
                         if disturbance(found) <= MOST_OTHERS:
                             break
             except SetupFailure as failure:
