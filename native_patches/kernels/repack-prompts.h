@@ -78,9 +78,15 @@ struct results {
     int column = 0;
     bool two = false;    // strips
     bool swiglu = false; // of the two, which are one then
+    bool pieces = false; // of rows of inputs, see put_row
+
+    char * at(int i) const {
+        return pieces ? (char *) rows[i] + column / STEP * TILE + column % STEP * sizeof(ggml_bf16_t)
+                      : (char *) (rows[i] + column);
+    }
 
     void fetch(int i) const {
-        prefetch_to_write(rows[i] + column);
+        prefetch_to_write(at(i));
         if (!swiglu) {
             prefetch_to_write(rows[i] + column + COLUMNS);
         }
@@ -90,9 +96,15 @@ struct results {
         const char * from = sums + i / ROWS * 2 * TILE + i % ROWS * 64;
         const floats first = load_floats((const float *) from);
         const floats second = load_floats((const float *) (from + TILE));
-        store(rows[i] + column, swiglu ? times(ggml_v_silu(first), second) : first); // as ggml_vec_swiglu_f32
-        if (two && !swiglu) {
-            store(rows[i] + column + COLUMNS, second);
+        if (!swiglu) {
+            store(rows[i] + column, first);
+            if (two) {
+                store(rows[i] + column + COLUMNS, second);
+            }
+        } else if (const floats x = times(ggml_v_silu(first), second); pieces) { // as ggml_vec_swiglu_f32
+            store_bf16(at(i), x);
+        } else {
+            store(rows[i] + column, x);
         }
     }
 };
@@ -102,8 +114,8 @@ struct meanwhile {
     const char * weights = nullptr; // to come from memory: `bytes` of each of two strips
     int64_t next = 0;               // strip
     int bytes = 0;
-    results before; // of the last block
-    results own;    // to come
+    const results * before = nullptr; // of the last block
+    const results * own = nullptr;    // to come
 };
 
 // What is read once for a block of rows must not displace the weights, which are read for each block.
@@ -121,13 +133,15 @@ inline __attribute__((always_inline)) void dots(const char * a, int64_t next, co
     constexpr int ahead = 12 * TILE;
     const int lines = (other.bytes / 64 + steps - 1) / steps;
     const int rows = (FEW + steps - 1) / steps;
+    const int before = other.before ? other.before->n : 0;
+    const int own = other.own ? other.own->n : 0;
     for (int i = 0; i < steps; i++, a += TILE, b0 += TILE, b1 += TILE) {
         for (int j = i * lines; j < (i + 1) * lines; j++) {
             _mm_prefetch(other.weights + 64 * j, _MM_HINT_T1);
             _mm_prefetch(other.weights + other.next + 64 * j, _MM_HINT_T1);
         }
-        for (int j = i * rows; j < std::min((i + 1) * rows, other.own.n); j++) {
-            other.own.fetch(j);
+        for (int j = i * rows; j < std::min((i + 1) * rows, own); j++) {
+            other.own->fetch(j);
         }
         TILE_LOAD(0, b0, 64);
         LOAD_ROWS(2, a, 64)
@@ -145,8 +159,8 @@ inline __attribute__((always_inline)) void dots(const char * a, int64_t next, co
                 _mm_prefetch(b1 + ahead + j, _MM_HINT_T0);
             }
         }
-        for (int j = i * rows; j < std::min((i + 1) * rows, other.before.n); j++) {
-            other.before.put(j);
+        for (int j = i * rows; j < std::min((i + 1) * rows, before); j++) {
+            other.before->put(j);
         }
     }
 }
@@ -209,15 +223,17 @@ inline int64_t distance(float * const * out, int rows) {
 }
 
 template <typename W>
-void multiply(int64_t k, const char * weights, const char * ups, int strips, const char * inputs, int rows,
+void multiply(int64_t k, const char * weights, const ggml_wide_ups & up, int strips, const char * inputs, int rows,
               float * const * out, char * memory) {
+    const char * ups = up.weights;
     auto & own = *(scratch<W> *) memory;
     const int blocks = (rows + FEW - 1) / FEW;
     const bool few = blocks == 1;
     const int pairs = ups ? strips : (strips + 1) / 2;
     const int64_t even = few ? distance(out, rows) : 0;
     const int64_t size = W::strip_size(k);
-    results before;
+    results kept[2]; // of the last block and of this one; copies of them would wait for all that was stored before
+    const results * before = nullptr;
     config_for(64, ROWS).use();
 
     const auto strip = [&](int p, int s) {
@@ -248,7 +264,15 @@ void multiply(int64_t k, const char * weights, const char * ups, int strips, con
             char * sums = own.sums(int64_t(p) * blocks + i);
             place to(is_last ? own.ready : sums);
             if (is_last) {
-                other.own = { own.ready, out + r, std::min(rows - r, FEW), column, two, ups != nullptr };
+                results & to_come = kept[before == kept];
+                to_come.sums = own.ready;
+                to_come.rows = out + r;
+                to_come.n = std::min(rows - r, FEW);
+                to_come.column = column;
+                to_come.two = two;
+                to_come.swiglu = ups != nullptr;
+                to_come.pieces = up.pieces;
+                other.own = &to_come;
             }
             const bool is_direct = is_last && two && !ups && even;
             if (is_direct) { // few rows: their cache lines have arrived
@@ -264,7 +288,7 @@ void multiply(int64_t k, const char * weights, const char * ups, int strips, con
                 other.bytes = int(bytes * (i + 1) / blocks / 64 * 64 - begin);
             }
             run(inputs + r * row_size<W::terms>(k), k, at, n, b, sums, to, other);
-            before = is_direct ? results() : other.own;
+            before = is_direct ? nullptr : other.own;
         }
     };
     if (few) { // each strip is read from its start to its end
@@ -282,8 +306,8 @@ void multiply(int64_t k, const char * weights, const char * ups, int strips, con
             }
         }
     }
-    for (int i = 0; i < before.n; i++) {
-        before.put(i);
+    for (int i = 0; before && i < before->n; i++) {
+        before->put(i);
     }
     restore_config();
 }

@@ -32,6 +32,13 @@
 // Most rows of prompts in a call
 #define GGML_WIDE_PROMPT_ROWS 512
 
+// Weights of as many columns as those that a product has: its result is the SwiGLU of the products with both, if these are
+// not nullptr.
+struct ggml_wide_ups {
+    const char * weights = nullptr;
+    bool pieces = false; // the results are rows of inputs of the next product, as ggml_wide_prompts::put writes them
+};
+
 // Products of rows of prompts (repack-prompts.h)
 struct ggml_wide_prompts {
     // true if the CPU has such products, and weights of k in a column
@@ -42,10 +49,9 @@ struct ggml_wide_prompts {
     void (*put)(const float * x, char * to, int64_t k, int64_t apart);
     size_t (*scratch_size)(int strips, int rows);
     // as ggml_wide_kernel::multiply, up to GGML_WIDE_PROMPT_ROWS rows: 16 of them are row_size(k) * 16 bytes, the first piece
-    // of each, then the second ones. `ups`: nullptr, or weights of as many columns, and a result is the SwiGLU of both
-    // products.
-    void (*multiply)(int64_t k, const char * weights, const char * ups, int strips, const char * inputs, int rows,
-                     float * const * out, char * scratch);
+    // of each, then the second ones.
+    void (*multiply)(int64_t k, const char * weights, const ggml_wide_ups & up, int strips, const char * inputs,
+                     int rows, float * const * out, char * scratch);
 };
 
 // The kernel of a type of weights.
@@ -114,7 +120,7 @@ template <typename BASE> class wide_traits : public BASE {
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         if (op->op == GGML_OP_MUL_MAT) {
-            dense(params, op, nullptr, op);
+            dense(params, op, op);
         } else if (op->op == GGML_OP_MUL_MAT_ID) {
             experts(params, op);
         } else {
@@ -124,19 +130,31 @@ template <typename BASE> class wide_traits : public BASE {
     }
 
     // The SwiGLU of two products, gate and up, at once: then the products need no memory. Returns false, and does nothing,
-    // if they are not the same in all but their weights, or if a row is not one of many of prompts.
-    bool swiglu(const ggml_compute_params * params, const ggml_tensor * gate, const ggml_tensor * up,
-                ggml_tensor * glu) const {
-        const layout at(kernel, gate);
-        bool takes = at.prompts && ggml_nrows(gate) > GROUP && ggml_are_same_shape(gate->src[0], up->src[0]) &&
-                     gate->src[1] == up->src[1] && gate->src[2] == up->src[2] && glu->type == GGML_TYPE_F32;
-        for (int64_t i = 0; takes && i < ggml_nrows(gate); i++) {
-            takes = at.is_prompt(i);
-        }
+    // if they are not the same in all but their weights, or if a row is not one of many of prompts. With `pieces`, glu's
+    // memory gets rows of inputs of the next product.
+    bool swiglu(const ggml_compute_params * params, const ggml_tensor * gate, const ggml_tensor * up, ggml_tensor * glu,
+                bool pieces) const {
+        const bool takes = ggml_nrows(gate) > GROUP && ggml_are_same_shape(gate->src[0], up->src[0]) &&
+                           gate->src[1] == up->src[1] && gate->src[2] == up->src[2] && glu->type == GGML_TYPE_F32 &&
+                           layout(kernel, gate).is_of_prompts(gate);
         if (takes) {
-            dense(params, gate, up->src[0], glu);
+            dense(params, gate, glu, { (const char *) up->src[0]->data, pieces });
         }
         return takes;
+    }
+
+    // True if all rows of inputs of this product are of prompts, one number of BF16 each, and their memory has place for them
+    // as pieces
+    bool takes_pieces(const ggml_tensor * op) const {
+        const ggml_tensor * in = op->src[1];
+        const layout at(kernel, op);
+        return at.is_of_prompts(op) && at.prompt_row == in->ne[0] * sizeof(ggml_bf16_t) && ggml_is_contiguous(in) &&
+               GGML_PAD(ggml_nrows(in), TOGETHER) * at.prompt_row <= ggml_nbytes(in);
+    }
+
+    // A product whose inputs are pieces already
+    void of_pieces(const ggml_compute_params * params, ggml_tensor * op) const {
+        dense(params, op, op, {}, (const char *) op->src[1]->data);
     }
 
   private:
@@ -208,6 +226,14 @@ template <typename BASE> class wide_traits : public BASE {
             own_size = end - own;
         }
 
+        bool is_of_prompts(const ggml_tensor * op) const {
+            bool all = prompts;
+            for (int64_t i = 0; all && i < ggml_nrows(op); i++) {
+                all = is_prompt(i);
+            }
+            return all;
+        }
+
         bool is_prompt(int64_t token) const { return prompts && (!marks || ((const int32_t *) marks->data)[token]); }
     };
 
@@ -246,28 +272,30 @@ template <typename BASE> class wide_traits : public BASE {
         }
     }
 
-    // strips [first, last) of columns for rows of prompts; `ups`: see ggml_wide_prompts
+    // strips [first, last) of columns for rows of prompts. `row_out` returns where a row's results go from a column on.
     template <typename ROW_OUT>
-    void multiply_prompts(int64_t k, const char * weights, const char * ups, size_t strip_size, int64_t first,
+    void multiply_prompts(int64_t k, const char * weights, const ggml_wide_ups & ups, size_t strip_size, int64_t first,
                           int64_t last, const char * rows, size_t row, int64_t n, char * scratch,
                           ROW_OUT && row_out) const {
-        const int64_t panel = ups ? PANEL / 2 : PANEL;
+        const int64_t panel = ups.weights ? PANEL / 2 : PANEL;
         for (int64_t r = 0; r < n; r += GGML_WIDE_PROMPT_ROWS) {
             const int64_t count = std::min<int64_t>(GGML_WIDE_PROMPT_ROWS, n - r);
             float * out[GGML_WIDE_PROMPT_ROWS];
             for (int64_t s = first; s < last; s += panel) {
                 for (int64_t i = 0; i < count; i++) {
-                    out[i] = row_out(r + i) + s * STRIP;
+                    out[i] = row_out(r + i, s * STRIP);
                 }
-                kernel.prompts->multiply(k, weights + s * strip_size, ups ? ups + s * strip_size : nullptr,
-                                         int(std::min(panel, last - s)), rows + r * row, int(count), out, scratch);
+                const ggml_wide_ups at = { ups.weights ? ups.weights + s * strip_size : nullptr, ups.pieces };
+                kernel.prompts->multiply(k, weights + s * strip_size, at, int(std::min(panel, last - s)),
+                                         rows + r * row, int(count), out, scratch);
             }
         }
     }
 
-    // The products of `op` go to `to`, or, with `ups`, the SwiGLU of them and of the products with these weights.
-    void dense(const ggml_compute_params * params, const ggml_tensor * op, const ggml_tensor * ups,
-               ggml_tensor * to) const {
+    // The products of `op` go to `to`, or, with `ups`, the SwiGLU of them and of the products with these weights. `pieces`:
+    // nullptr, or all of the inputs as pieces.
+    void dense(const ggml_compute_params * params, const ggml_tensor * op, ggml_tensor * to,
+               const ggml_wide_ups & ups = {}, const char * pieces = nullptr) const {
         const ggml_tensor * weights = op->src[0];
         const ggml_tensor * in = op->src[1];
         const int64_t k = in->ne[0];
@@ -286,9 +314,12 @@ template <typename BASE> class wide_traits : public BASE {
                 continue;
             }
             order[is_prompt][place] = int32_t(i);
+            if (pieces) {
+                continue;
+            }
             if (is_prompt) {
-                char * to = memory + at.prompt_rows + place / TOGETHER * TOGETHER * at.prompt_row;
-                kernel.prompts->put(row_of(in, i), to + place % TOGETHER * PIECE, k, TOGETHER * PIECE);
+                kernel.prompts->put(row_of(in, i), piece_of(memory + at.prompt_rows, place, at.prompt_row), k,
+                                    TOGETHER * PIECE);
             } else {
                 kernel.quantize(row_of(in, i), memory + at.rows + place * at.row, k);
             }
@@ -330,9 +361,13 @@ template <typename BASE> class wide_traits : public BASE {
                              until, scratch, [&](int64_t i) { return row_out(to, order[0][i]); });
                 }
                 if (n[1]) {
-                    multiply_prompts(k, (const char *) weights->data, ups ? (const char *) ups->data : nullptr,
-                                     strip_size, s, end, memory + at.prompt_rows, at.prompt_row, n[1], scratch,
-                                     [&](int64_t i) { return row_out(to, order[1][i]); });
+                    const auto out = [&](int64_t i, int64_t column) {
+                        constexpr size_t number = sizeof(ggml_bf16_t);
+                        char * piece = piece_of((char *) to->data, i, number * to->ne[0]) + number * column * TOGETHER;
+                        return ups.pieces ? (float *) piece : row_out(to, order[1][i]) + column;
+                    };
+                    multiply_prompts(k, (const char *) weights->data, ups, strip_size, s, end,
+                                     pieces ? pieces : memory + at.prompt_rows, at.prompt_row, n[1], scratch, out);
                 }
             }
         };
@@ -345,6 +380,11 @@ template <typename BASE> class wide_traits : public BASE {
                 multiply_chunk(chunk);
             }
         }
+    }
+
+    // The first piece of a row of prompts, of `row` bytes
+    static char * piece_of(char * rows, int64_t i, size_t row) {
+        return rows + i / TOGETHER * TOGETHER * row + i % TOGETHER * PIECE;
     }
 
     static float * row_out(const ggml_tensor * op, int64_t i) {
@@ -396,7 +436,7 @@ template <typename BASE> class wide_traits : public BASE {
                     const int64_t place = entries[from + i] % ids->ne[0];
                     const int64_t source = token * in->ne[1] + place % in->ne[1];
                     if (is_prompt) {
-                        char * to = copies + i / TOGETHER * TOGETHER * at.prompt_row + i % TOGETHER * PIECE;
+                        char * to = piece_of(copies, i, at.prompt_row);
                         for (size_t piece = 0; piece < at.prompt_row / PIECE; piece++) {
                             memcpy(to + piece * TOGETHER * PIECE, prompt_rows + source * at.prompt_row + piece * PIECE,
                                    PIECE);
@@ -406,14 +446,14 @@ template <typename BASE> class wide_traits : public BASE {
                     }
                 }
                 const char * of_expert = (const char *) weights->data + e / 2 * weights->nb[2];
-                const auto out = [&](int64_t i) {
+                const auto out = [&](int64_t i, int64_t column = 0) {
                     const int64_t token = entries[from + i] / ids->ne[0];
                     const int64_t place = entries[from + i] % ids->ne[0];
-                    return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]);
+                    return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]) + column;
                 };
                 if (is_prompt) {
-                    multiply_prompts(k, of_expert, nullptr, strip_size, first, last, copies, at.prompt_row, count,
-                                     scratch, out);
+                    multiply_prompts(k, of_expert, {}, strip_size, first, last, copies, at.prompt_row, count, scratch,
+                                     out);
                 } else {
                     multiply(k, of_expert, strip_size, first, last, copies, at.row, 0, count, scratch, out);
                 }
@@ -463,19 +503,40 @@ template <typename BASE> const ggml::cpu::tensor_traits * wide_traits_of(const g
     return ggml_wide_takes(weights) ? known.of[weights->type].get() : nullptr;
 }
 
-// Both products, and glu as their SwiGLU, at once; false, and nothing is done, where that is not possible.
-template <typename BASE>
-bool wide_swiglu(const ggml_compute_params * params, const ggml_tensor * first, const ggml_tensor * second,
-                 ggml_tensor * glu) {
-    const bool is_gate = glu->src[0] == first;
-    if (ggml_get_glu_op(glu) != GGML_GLU_OP_SWIGLU || glu->src[is_gate] != second || glu->src[!is_gate] != first) {
-        return false;
+// Computes operations of a graph from `i` on at once: two products, and the SwiGLU of both, whose results become pieces if a
+// third product alone reads them, which follows at once. Returns how many, or 0, and does nothing then.
+template <typename BASE> int wide_swiglu(const ggml_compute_params * params, const ggml_cgraph * graph, int i) {
+    const ggml_op ops[] = { GGML_OP_MUL_MAT, GGML_OP_MUL_MAT, GGML_OP_GLU, GGML_OP_MUL_MAT };
+    const auto is_one = [&](int n) {
+        const int end = i + n - 1;
+        return ggml_can_fuse_subgraph(graph, i, n, ops, &end, 1);
+    };
+    const auto traits_of = [](const ggml_tensor * op) -> const wide_traits<BASE> * {
+        const auto * traits = wide_traits_of<BASE>(op->src[0]); // nullptr: other weights, or in another buffer
+        return traits == op->src[0]->extra ? static_cast<const wide_traits<BASE> *>(traits) : nullptr;
+    };
+    const bool has_next = is_one(4);
+    if (!has_next && !is_one(3)) {
+        return 0;
     }
-    const auto * traits = static_cast<const wide_traits<BASE> *>(wide_traits_of<BASE>(first->src[0]));
-    for (const ggml_tensor * op : { first, second }) {
-        if (!traits || op->src[0]->extra != traits) { // other weights, or in another buffer
-            return false;
-        }
+    ggml_tensor * const * nodes = graph->nodes + i;
+    const bool is_gate = nodes[2]->src[0] == nodes[0];
+    const ggml_tensor * gate = nodes[!is_gate];
+    const ggml_tensor * up = nodes[is_gate];
+    const auto * traits = traits_of(gate);
+    if (ggml_get_glu_op(nodes[2]) != GGML_GLU_OP_SWIGLU || nodes[2]->src[0] != gate || nodes[2]->src[1] != up ||
+        !traits || traits_of(up) != traits) {
+        return 0;
     }
-    return is_gate ? traits->swiglu(params, first, second, glu) : traits->swiglu(params, second, first, glu);
+    const auto * next =
+        has_next && nodes[3]->src[1] == nodes[2] && nodes[3]->src[2] == gate->src[2] ? traits_of(nodes[3]) : nullptr;
+    const bool pieces = next && next->takes_pieces(nodes[3]);
+    if (!traits->swiglu(params, gate, up, nodes[2], pieces)) {
+        return 0;
+    }
+    if (pieces) {
+        ggml_barrier(params->threadpool);
+        next->of_pieces(params, nodes[3]);
+    }
+    return pieces ? 4 : 3;
 }

@@ -230,6 +230,90 @@ class Product {
     const Contents * filled = nullptr; // what the weights are
 };
 
+bool has_prompts() {
+    auto * get = reinterpret_cast<bool (*)()>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu()), "ggml_backend_cpu_has_prompts"));
+    return get && get();
+}
+
+// Two products with the same inputs (k x rows), the SwiGLU of both (hidden x rows), and its product with `type_down`.
+class FeedForward {
+  public:
+    FeedForward(ggml_type type, ggml_type type_down, int k, int hidden, int n, int rows,
+                ggml_backend_buffer_type_t buffer_type, Prompts prompts) {
+        weights_context.reset(ggml_init({ 3 * ggml_tensor_overhead(), nullptr, true }));
+        context.reset(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
+        backend.reset(ggml_backend_cpu_init());
+        ggml_backend_cpu_set_n_threads(backend.get(), 2);
+        ggml_tensor * inputs = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k, rows);
+        ggml_tensor * marks = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, rows);
+        const auto product = [&](ggml_type of, int from, int to, ggml_tensor * in) {
+            weights.push_back(ggml_new_tensor_2d(weights_context.get(), of, from, to));
+            ggml_tensor * made = ggml_mul_mat(context.get(), weights.back(), in);
+            made->src[2] = marks;
+            return made;
+        };
+        gate = product(type, k, hidden, inputs);
+        ggml_tensor * up = product(type, k, hidden, inputs);
+        between = { gate, up, ggml_swiglu_split(context.get(), gate, up) };
+        out = product(type_down, hidden, n, between.back());
+        graph = ggml_new_graph(context.get());
+        ggml_build_forward_expand(graph, gate);
+        ggml_build_forward_expand(graph, out);
+        weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
+        ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
+        for (ggml_tensor * each : weights) {
+            const Contents & filled = contents(each, false);
+            ggml_backend_tensor_set(each, filled.bytes.data(), 0, filled.bytes.size());
+        }
+        std::mt19937 random(rows);
+        std::normal_distribution<float> normal(0.0f, 0.1f);
+        for (int i = 0; i < k * rows; i++) {
+            const float value = normal(random);
+            ggml_backend_tensor_set(inputs, &value, i * sizeof(value), sizeof(value));
+        }
+        for (int32_t r = 0; r < rows; r++) {
+            const int32_t mark = prompts == Prompts::all || r % 3 != 1;
+            ggml_backend_tensor_set(marks, &mark, r * sizeof(mark), sizeof(mark));
+        }
+    }
+
+    // apart: each operation has results of its own
+    std::vector<float> run(bool apart) {
+        for (ggml_tensor * each : between) {
+            each->flags = apart ? each->flags | GGML_TENSOR_FLAG_OUTPUT : each->flags & ~GGML_TENSOR_FLAG_OUTPUT;
+            ggml_backend_tensor_memset(each, 0, 0, ggml_nbytes(each));
+        }
+        if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+            fprintf(stderr, "the graph failed\n");
+            exit(1);
+        }
+        std::vector<float> got(ggml_nelements(out));
+        ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out));
+        return got;
+    }
+
+    // True if the last run had no results of single products
+    bool at_once() const {
+        float first = 0.0f;
+        ggml_backend_tensor_get(gate, &first, 0, sizeof(first));
+        return first == 0.0f;
+    }
+
+  private:
+    std::unique_ptr<ggml_context, ContextFree> weights_context;
+    std::unique_ptr<ggml_context, ContextFree> context;
+    std::unique_ptr<ggml_backend, BackendFree> backend;
+    std::unique_ptr<ggml_backend_buffer, BufferFree> weights_buffer;
+    std::unique_ptr<ggml_backend_buffer, BufferFree> buffer;
+    std::vector<ggml_tensor *> weights;
+    std::vector<ggml_tensor *> between;
+    ggml_tensor * gate;
+    ggml_tensor * out;
+    ggml_cgraph * graph;
+};
+
 const ggml_type types[] = { GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0,  GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
                             GGML_TYPE_Q2_K,   GGML_TYPE_Q3_K,   GGML_TYPE_Q4_K,  GGML_TYPE_Q5_K, GGML_TYPE_Q6_K,
                             GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4, GGML_TYPE_F16,  GGML_TYPE_BF16 };
@@ -292,6 +376,26 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     }
 }
 
+// Products and their SwiGLU at once (0024) have the bits that they have one after another.
+void check_swiglu(Count & count, ggml_type type, ggml_type type_down, int rows, Prompts prompts) {
+    for (ggml_backend_buffer_type_t buffer_type : extra_buffer_types()) {
+        if (strcmp(ggml_backend_buft_name(buffer_type), "CPU_REPACK") != 0) {
+            continue;
+        }
+        FeedForward both(type, type_down, 512, 768, 48, rows, buffer_type, prompts);
+        const std::vector<float> apart = both.run(true);
+        const bool same = both.run(false) == apart;
+        const bool expected = has_prompts() && rows > 32 && (prompts == Prompts::all || type == GGML_TYPE_BF16);
+        count.cases++;
+        if (!same || both.at_once() != expected) {
+            count.failed++;
+            printf("SwiGLU of %s, then %s, %d rows, prompts %d: %s, %s\n", ggml_type_name(type),
+                   ggml_type_name(type_down), rows, int(prompts), same ? "same bits" : "other bits",
+                   both.at_once() ? "at once" : "one after another");
+        }
+    }
+}
+
 int check_all(int every) {
     Count count;
     count.every = every;
@@ -332,6 +436,14 @@ int check_all(int every) {
                 check(count, type, 768, 544, 1030, 2, buffer_type, 0, false, 0, prompts);
                 check(count, type, 256, 16, 600, 2, buffer_type, 0, false, 2, prompts);
             }
+        }
+    }
+    for (ggml_type type : types) {
+        for (Prompts prompts : { Prompts::all, Prompts::but_every_third }) {
+            for (int rows : { 32, 33, 64, 520 }) { // the last 8 of 520 are multiplied as few rows
+                check_swiglu(count, type, type, rows, prompts);
+            }
+            check_swiglu(count, type, GGML_TYPE_Q8_0, 50, prompts);
         }
     }
     printf("%d of %d cases failed\n", count.failed, count.cases);
