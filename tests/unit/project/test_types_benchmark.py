@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def test_a_file_has_the_types_that_llama_quantize_gives(small):
 def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
     path, measured = tmp_path / "types.json", []
 
-    def measure(model, threads, rounds, of_ik):
+    def measure(model, threads, rounds, folders, of_ik):
         measured.append(model)
         if len(measured) == 2:
             raise KeyboardInterrupt
@@ -132,6 +133,20 @@ def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
     monkeypatch.setattr(types, "installed_build", lambda: "another")
     CliRunner().invoke(types.main, asked, catch_exceptions=False)
     assert measured[3:] == ["Q8_0", "Q4_1"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a variant of x86-64")
+def test_both_sides_can_be_built_for_another_cpu(monkeypatch, tmp_path):
+    plans = []
+    monkeypatch.setattr(types.stock, "libraries", lambda plan: plans.append(plan) or tmp_path / "stock")
+    monkeypatch.setattr(types.stock, "patched_libraries", lambda plan: plans.append(plan) or tmp_path / "ours")
+    found = types.builds("haswell")
+    assert found.folders == {"ours": tmp_path / "ours", "stock": tmp_path / "stock"}
+    assert found.key == plans[0].key != types.machine.make_plan("cpu").key
+    on = {flag for flag in plans[0].flags if flag.startswith("-DGGML_AVX")}
+    assert plans[0] == plans[1]
+    assert "-DGGML_NATIVE=OFF" in plans[0].flags
+    assert on == {"-DGGML_AVX=ON", "-DGGML_AVX2=ON"}
 
 
 class _Given:
