@@ -274,7 +274,8 @@ def main(
     of_ik: Path | None, threads: int, path: Path | None, picture: Path | None,
 ) -> None:  # fmt: skip
     """Measure types of weights that the file of figures does not have yet."""
-    path = path or RESULTS.with_name("-".join(("types", *([variant] if variant else []), *["quick"] * quick)) + ".json")
+    of_cpu = f"-{variant}" if variant else ""
+    path = path or RESULTS.with_name(f"types{of_cpu}{'-quick' if quick else ''}.json")
     both = builds(variant)
     build = both.key
     cells = known_cells(path)

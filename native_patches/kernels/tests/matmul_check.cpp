@@ -263,6 +263,9 @@ class FeedForward {
         weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
         ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
+        if (!supported()) {
+            return;
+        }
         for (ggml_tensor * each : weights) {
             const Contents & filled = contents(each, false);
             ggml_backend_tensor_set(each, filled.bytes.data(), 0, filled.bytes.size());
@@ -277,6 +280,11 @@ class FeedForward {
             const int32_t mark = prompts == Prompts::all || r % 3 != 1;
             ggml_backend_tensor_set(marks, &mark, r * sizeof(mark), sizeof(mark));
         }
+    }
+
+    // True if the buffer type takes these types and sizes.
+    bool supported() const {
+        return ggml_backend_dev_supports_op(cpu(), gate) && ggml_backend_dev_supports_op(cpu(), out);
     }
 
     // apart: each operation has results of its own
@@ -383,6 +391,9 @@ void check_swiglu(Count & count, ggml_type type, ggml_type type_down, int rows, 
             continue;
         }
         FeedForward both(type, type_down, 512, 768, 48, rows, buffer_type, prompts);
+        if (!both.supported()) {
+            continue;
+        }
         const std::vector<float> apart = both.run(true);
         const bool same = both.run(false) == apart;
         const bool expected = has_prompts() && rows > 32 && (prompts == Prompts::all || type == GGML_TYPE_BF16);
