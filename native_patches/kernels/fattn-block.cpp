@@ -46,7 +46,7 @@ static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of
 static constexpr int64_t FA_DK_PAD = 32;   // rows of K and V in scratch, too: what tiles take
 static constexpr int64_t FA_DV_PAD = 16;
 static constexpr int64_t FA_MOST_Q = 128; // most queries (rows x heads) in a unit
-static constexpr int64_t FA_MAX_Q = std::max(FA_MOST_Q, fa_tiles<1>::MOST_QUERIES);
+static constexpr int64_t FA_MAX_Q = std::max(FA_MOST_Q, fa_tiles<1>::most_queries(1));
 static constexpr int64_t FA_FEW_Q = 64;  // the same, of a unit with several KV heads, or where units are few
 static constexpr int64_t FA_RANGE = 512; // keys in a KV range: whole blocks
 static constexpr int64_t FA_RANGE_BLOCKS = FA_RANGE / FA_KV_BLOCK;
@@ -134,10 +134,10 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth, bool tiles) {
     const int64_t group = q->ne[2] / k->ne[2];
 
     fa_plan p;
-    const int64_t most = tiles ? fa_tiles<1>::MOST_QUERIES : FA_MOST_Q;
+    const int64_t most = tiles ? fa_tiles<1>::most_queries(k->ne[0]) : FA_MOST_Q;
     p.n_heads = ceil_div(group, most);
     p.heads = ceil_div(group, p.n_heads);
-    for (int64_t queries : { most, FA_MOST_Q, FA_FEW_Q }) {
+    for (int64_t queries : { most, most / 2, FA_MOST_Q, FA_FEW_Q }) {
         p.most_rows = std::max<int64_t>(1, queries / p.heads);
         p.n_rows = ceil_div(q->ne[1], p.most_rows);
         if (nth == 1 || p.n_heads * p.n_rows * k->ne[2] * k->ne[3] >= 4 * nth) {
@@ -192,12 +192,17 @@ static int64_t fa_plan_runs(fa_plan & p, const ggml_tensor * dst, int nth, fa_ru
 // bytes for a fa_sight of each block of keys
 static int64_t fa_sights(const ggml_tensor * k) { return GGML_PAD(k->ne[1] / FA_KV_BLOCK + 1, CACHE_LINE_SIZE); }
 
+// Most queries in a unit with heads of this size
+static int64_t fa_max_queries(const ggml_tensor * dst) {
+    return std::max(FA_MOST_Q, fa_tiles<1>::most_queries(dst->src[1]->ne[0]));
+}
+
 // F32 elements of scratch that each thread needs
 static int64_t fa_scratch_size(const ggml_tensor * dst) {
     const int64_t DK = GGML_PAD(dst->src[1]->ne[0], FA_DK_PAD);
     const int64_t DV = GGML_PAD(dst->src[2]->ne[0], FA_DV_PAD);
 
-    const int64_t queries = FA_MAX_Q * (2 * DK + 3 * DV);
+    const int64_t queries = fa_max_queries(dst) * (2 * DK + 3 * DV);
     const int64_t block = FA_KV_BLOCK * (DK + fattn_many::stride(DV) + 3 * fattn_many::LANES);
     const int64_t runs = dst->src[5] ? dst->src[0]->ne[1] * sizeof(fa_run) / sizeof(float) : 0;
     const int64_t sights = fa_sights(dst->src[1]) / sizeof(float);
@@ -944,15 +949,16 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     c.runs = nullptr;
     c.threadpool = params->threadpool;
 
+    const int64_t most = fa_max_queries(dst);
     fa_unit u;
     u.mark = 0;
     u.Q = scratch;
-    u.KQ = u.Q + FA_MAX_Q * c.DK;
+    u.KQ = u.Q + most * c.DK;
     u.VKQ = u.KQ + FA_KV_BLOCK * fattn_many::LANES;
-    u.total = u.VKQ + FA_MAX_Q * c.DV;
-    u.turned = u.total + FA_MAX_Q * c.DV;
-    u.columns = u.turned + FA_MAX_Q * c.DK_padded;
-    u.masks = u.columns + FA_MAX_Q * c.DV_padded;
+    u.total = u.VKQ + most * c.DV;
+    u.turned = u.total + most * c.DV;
+    u.columns = u.turned + most * c.DK_padded;
+    u.masks = u.columns + most * c.DV_padded;
     u.weights = u.masks + FA_KV_BLOCK * fattn_many::LANES;
     u.K = u.weights + FA_KV_BLOCK * fattn_many::LANES;
     u.V = u.K + FA_KV_BLOCK * c.DK_padded;

@@ -285,7 +285,7 @@ static inline bool softmax(float * s, int64_t n, int64_t width, int64_t lanes, c
 
 // How a block is multiplied with queries: K and V in F32, [n][dk] and [n][stride]
 struct kernel {
-    static constexpr int64_t MOST_QUERIES = 128; // in a unit
+    static constexpr int64_t most_queries(int64_t) { return 128; } // in a unit
     static constexpr int64_t LANES = fattn_many::LANES;
 
     static void begin() {}

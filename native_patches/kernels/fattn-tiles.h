@@ -202,7 +202,8 @@ static inline int64_t steps_of(int64_t n) { return (n + STEP - 1) / STEP; }
 
 // How a block is multiplied with queries; each part of the scratch is as large as numbers of F32 would be.
 template <int TERMS> struct kernel {
-    static constexpr int64_t MOST_QUERIES = 256; // in a unit
+    // in a unit, which converts each block of keys once: what belongs to them stays in the second level cache
+    static constexpr int64_t most_queries(int64_t dk) { return dk <= 64 ? 512 : 256; }
     static constexpr int64_t LANES =
         32; // handled together: with the keys and values, they stay in the first level cache
 

@@ -37,6 +37,13 @@ constexpr int UNIT = 256;       // weights of a column that are unpacked at a ti
 // level cache allows: the weights of two strips fill two thirds of it.
 template <typename W> constexpr int64_t depth = 512 / W::terms;
 
+// Inputs of all weights stay in the second level cache where they have at most KEPT bytes: each pair of strips is multiplied
+// with all of them, and its sums stay there, too. More inputs come from memory, those of FAR_DEPTH weights at a time, for
+// PANEL pairs of strips, and meanwhile those of the next weights.
+constexpr size_t KEPT = 1 << 20;
+constexpr int64_t FAR_DEPTH = 256;
+constexpr int PANEL = 8;
+
 // The weights from `at` on: a short rest does not stand alone.
 inline int64_t stretch(int64_t at, int64_t k, int64_t depth) { return k - at < depth + depth / 2 ? k - at : depth; }
 
@@ -56,6 +63,11 @@ template <int TERMS> void put_row(const float * x, char * to, int64_t k, int64_t
     }
 }
 
+// Pairs of strips that are multiplied with one stretch of inputs before the next one
+template <typename W> int panel(int64_t k, int rows) {
+    return rows <= FEW || rows * row_size<W::terms>(k) <= KEPT ? 1 : PANEL;
+}
+
 // What a strip's weights are as tiles: STEP weights of each column, two of a column side by side.
 template <typename W> struct scratch {
     alignas(64) char weights[2][W::terms][(depth<W> + UNIT) / STEP * TILE];
@@ -66,8 +78,8 @@ template <typename W> struct scratch {
     char * sums(int64_t i) { return (char *) (this + 1) + i * 4 * TILE; }
 };
 
-template <typename W> size_t scratch_size(int strips, int rows) {
-    return sizeof(scratch<W>) + size_t((strips + 1) / 2) * ((rows + FEW - 1) / FEW) * 4 * TILE;
+template <typename W> size_t scratch_size(int64_t k, int rows) {
+    return sizeof(scratch<W>) + size_t(panel<W>(k, rows)) * ((rows + FEW - 1) / FEW) * 4 * TILE;
 }
 
 // Results of up to 32 rows, which go to their rows while the next block is multiplied: meanwhile the cache lines arrive.
@@ -114,6 +126,8 @@ struct meanwhile {
     const char * weights = nullptr; // to come from memory: `bytes` of each of two strips
     int64_t next = 0;               // strip
     int bytes = 0;
+    const char * inputs = nullptr; // to come from memory: `lines` of each of two tiles' rows
+    int lines = 0;
     const results * before = nullptr; // of the last block
     const results * own = nullptr;    // to come
 };
@@ -132,6 +146,7 @@ inline __attribute__((always_inline)) void dots(const char * a, int64_t next, co
                                                 int steps, const meanwhile & other) {
     constexpr int ahead = 12 * TILE;
     const int lines = (other.bytes / 64 + steps - 1) / steps;
+    const int inputs = (other.lines + steps - 1) / steps;
     const int rows = (FEW + steps - 1) / steps;
     const int before = other.before ? other.before->n : 0;
     const int own = other.own ? other.own->n : 0;
@@ -139,6 +154,10 @@ inline __attribute__((always_inline)) void dots(const char * a, int64_t next, co
         for (int j = i * lines; j < (i + 1) * lines; j++) {
             _mm_prefetch(other.weights + 64 * j, _MM_HINT_T1);
             _mm_prefetch(other.weights + other.next + 64 * j, _MM_HINT_T1);
+        }
+        for (int j = i * inputs; j < std::min((i + 1) * inputs, other.lines); j++) {
+            _mm_prefetch(other.inputs + 64 * j, _MM_HINT_T1);
+            _mm_prefetch(other.inputs + next + 64 * j, _MM_HINT_T1);
         }
         for (int j = i * rows; j < std::min((i + 1) * rows, own); j++) {
             other.own->fetch(j);
@@ -226,9 +245,13 @@ template <typename W>
 void multiply(int64_t k, const char * weights, const ggml_wide_ups & up, int strips, const char * inputs, int rows,
               float * const * out, char * memory) {
     const char * ups = up.weights;
+    static_assert(W::terms == 1 || (depth<W> == UNIT && depth<W> == FAR_DEPTH),
+                  "the order of a row's sums follows from the stretches then");
     auto & own = *(scratch<W> *) memory;
     const int blocks = (rows + FEW - 1) / FEW;
     const bool few = blocks == 1;
+    const int at_once = panel<W>(k, rows);
+    const int64_t most = few && W::is_bf16 ? k : blocks < MANY_BLOCKS ? UNIT : at_once == 1 ? depth<W> : FAR_DEPTH;
     const int pairs = ups ? strips : (strips + 1) / 2;
     const int64_t even = few ? distance(out, rows) : 0;
     const int64_t size = W::strip_size(k);
@@ -239,7 +262,7 @@ void multiply(int64_t k, const char * weights, const ggml_wide_ups & up, int str
     const auto strip = [&](int p, int s) {
         return ups ? (s ? ups : weights) + p * size : weights + (2 * p + s) * size;
     };
-    const auto pair = [&](int p, int64_t at, int64_t n) {
+    const auto pair = [&](int p, int first, int end, int64_t at, int64_t n) {
         const bool two = ups || 2 * p + 1 < strips;
         const int column = COLUMNS * (ups ? p : 2 * p);
         const bool is_last = at + n == k;
@@ -261,7 +284,7 @@ void multiply(int64_t k, const char * weights, const ggml_wide_ups & up, int str
                                                : multiply_block<W, 2, true, false>;
             meanwhile other;
             other.before = before;
-            char * sums = own.sums(int64_t(p) * blocks + i);
+            char * sums = own.sums(int64_t(p - first) * blocks + i);
             place to(is_last ? own.ready : sums);
             if (is_last) {
                 results & to_come = kept[before == kept];
@@ -279,30 +302,30 @@ void multiply(int64_t k, const char * weights, const ggml_wide_ups & up, int str
                 to = place(out[0] + column, out[whole ? ROWS : 0] + column, even);
             }
             if (!W::is_bf16 || !few) { // the weights of the pair after this one, or of the next stretch
-                const bool more = p + 1 < pairs;
-                const int64_t then = more ? at : at + n;
+                const bool more = p + 1 < end;
+                const int64_t then = more ? at : is_last ? 0 : at + n;
                 const int64_t bytes = size * n / k;
                 const int64_t begin = bytes * i / blocks / 64 * 64;
-                other.weights = strip(more ? p + 1 : 0, 0) + size * then / k + begin;
+                other.weights = strip(more || is_last ? p + 1 : first, 0) + size * then / k + begin;
                 other.next = strip(0, 1) - strip(0, 0);
                 other.bytes = int(bytes * (i + 1) / blocks / 64 * 64 - begin);
+            }
+            if (end - first > 1 && !is_last) { // the inputs of the next stretch
+                const int lines = int(stretch(at + n, k, most)) * 2 * ROWS / 64;
+                const int begin = lines * (p - first) / (end - first);
+                other.inputs = inputs + r * row_size<W::terms>(k) + (at + n) * 2 * ROWS + 64 * begin;
+                other.lines = lines * (p - first + 1) / (end - first) - begin;
             }
             run(inputs + r * row_size<W::terms>(k), k, at, n, b, sums, to, other);
             before = is_direct ? nullptr : other.own;
         }
     };
-    if (few) { // each strip is read from its start to its end
-        for (int p = 0; p < pairs; p++) {
-            for (int64_t at = 0, n; at < k; at += n) {
-                n = W::is_bf16 ? k : stretch(at, k, UNIT);
-                pair(p, at, n);
-            }
-        }
-    } else { // the inputs of a stretch stay in the second level cache for all strips
+    for (int first = 0; first < pairs; first += at_once) {
+        const int end = std::min(first + at_once, pairs);
         for (int64_t at = 0, n; at < k; at += n) {
-            n = stretch(at, k, blocks < MANY_BLOCKS ? UNIT : depth<W>);
-            for (int p = 0; p < pairs; p++) {
-                pair(p, at, n);
+            n = stretch(at, k, most);
+            for (int p = first; p < end; p++) {
+                pair(p, first, end, at, n);
             }
         }
     }

@@ -47,7 +47,8 @@ struct ggml_wide_prompts {
     size_t (*row_size)(int64_t k);
     // writes the pieces of a row, `apart` bytes from one to the next
     void (*put)(const float * x, char * to, int64_t k, int64_t apart);
-    size_t (*scratch_size)(int strips, int rows);
+    // for at most so many rows
+    size_t (*scratch_size)(int64_t k, int rows);
     // as ggml_wide_kernel::multiply, up to GGML_WIDE_PROMPT_ROWS rows: 16 of them are row_size(k) * 16 bytes, the first piece
     // of each, then the second ones.
     void (*multiply)(int64_t k, const char * weights, const ggml_wide_ups & up, int strips, const char * inputs,
@@ -164,7 +165,7 @@ template <typename BASE> class wide_traits : public BASE {
     static constexpr int PASSES = 12;        // kernels take four or six of them at a time
     static constexpr int BLOCK = 128;        // fewest rows that are a thread's own
     static constexpr int STRIP = GGML_WIDE_COLUMNS;
-    static constexpr int PANEL = 16;    // most strips at once for rows of prompts, whose sums take 1 KiB a row
+    static constexpr int PANEL = 16;    // strips that rows of both kinds are multiplied with in turn
     static constexpr int PIECE = 64;    // bytes of a row of a prompt
     static constexpr int TOGETHER = 16; // rows of prompts whose pieces alternate
 
@@ -219,7 +220,7 @@ template <typename BASE> class wide_traits : public BASE {
             size_t most_scratch = kernel.scratch_size(k);
             if (prompts) {
                 const int64_t most = experts ? group : std::min<int64_t>(n, GGML_WIDE_PROMPT_ROWS);
-                most_scratch = std::max(most_scratch, prompts->scratch_size(PANEL, int(most)));
+                most_scratch = std::max(most_scratch, prompts->scratch_size(k, int(most)));
             }
             scratch = take(most_scratch) - own;
             copies = take(experts ? std::max(GROUP * row, group * prompt_row) : 0) - own;
@@ -277,18 +278,15 @@ template <typename BASE> class wide_traits : public BASE {
     void multiply_prompts(int64_t k, const char * weights, const ggml_wide_ups & ups, size_t strip_size, int64_t first,
                           int64_t last, const char * rows, size_t row, int64_t n, char * scratch,
                           ROW_OUT && row_out) const {
-        const int64_t panel = ups.weights ? PANEL / 2 : PANEL;
+        const ggml_wide_ups at = { ups.weights ? ups.weights + first * strip_size : nullptr, ups.pieces };
         for (int64_t r = 0; r < n; r += GGML_WIDE_PROMPT_ROWS) {
             const int64_t count = std::min<int64_t>(GGML_WIDE_PROMPT_ROWS, n - r);
             float * out[GGML_WIDE_PROMPT_ROWS];
-            for (int64_t s = first; s < last; s += panel) {
-                for (int64_t i = 0; i < count; i++) {
-                    out[i] = row_out(r + i, s * STRIP);
-                }
-                const ggml_wide_ups at = { ups.weights ? ups.weights + s * strip_size : nullptr, ups.pieces };
-                kernel.prompts->multiply(k, weights + s * strip_size, at, int(std::min(panel, last - s)),
-                                         rows + r * row, int(count), out, scratch);
+            for (int64_t i = 0; i < count; i++) {
+                out[i] = row_out(r + i, first * STRIP);
             }
+            kernel.prompts->multiply(k, weights + first * strip_size, at, int(last - first), rows + r * row, int(count),
+                                     out, scratch);
         }
     }
 
